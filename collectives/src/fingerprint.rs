@@ -1,0 +1,136 @@
+//! What each call is, in a few words that travel with its data.
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Algorithm, DType, ReduceOp};
+
+/// The operations of a [`Communicator`](crate::Communicator).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Collective {
+    /// Every rank gets the reduction of all buffers.
+    AllReduce,
+    /// The root gets the reduction of all buffers.
+    Reduce,
+    /// Every rank gets the root's buffer.
+    Broadcast,
+    /// Every rank gets every rank's part.
+    AllGather,
+    /// Every rank gets its part of the reduction.
+    ReduceScatter,
+    /// No rank leaves before all have come.
+    Barrier,
+    /// A message from one rank to another.
+    SendRecv,
+}
+
+impl Collective {
+    /// The operations that an [`Algorithm`] plans.
+    pub const PLANNED: [Self; 5] = [
+        Self::AllReduce,
+        Self::Reduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+    ];
+
+    /// The operation's name, as in PyTorch.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Barrier => "barrier",
+            Self::SendRecv => "send/recv",
+        }
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a caller asks for: all that a plan needs to know, and no data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The operation.
+    pub collective: Collective,
+    /// How elements are folded, where they are.
+    pub op: Option<ReduceOp>,
+    /// The rank at the root, where there is one.
+    pub root: Option<usize>,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// Elements in the whole buffer.
+    pub len: usize,
+}
+
+impl Call {
+    /// Bytes in the whole buffer.
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} x {}", self.collective, self.len, self.dtype)?;
+        if let Some(op) = self.op {
+            write!(f, ", {op}")?;
+        }
+        if let Some(root) = self.root {
+            write!(f, ", root {root}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A call as one rank made it. It travels with every message of the call, so a
+/// disagreement between ranks is seen at once, and costs nothing when all agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// The number of the call, from 1: collectives of this communicator, or
+    /// messages between these two ranks.
+    pub seq: u64,
+    /// What was asked for.
+    pub call: Call,
+    /// The plan that carries it out; none for a single message.
+    pub algorithm: Option<Algorithm>,
+    /// The most elements in one message.
+    pub segment: usize,
+}
+
+impl Fingerprint {
+    /// The first field in which two ranks differ.
+    pub fn difference(&self, other: &Self) -> Option<&'static str> {
+        let (a, b) = (&self.call, &other.call);
+        [
+            ("the collective", a.collective != b.collective),
+            ("the number of the call", self.seq != other.seq),
+            ("the element type", a.dtype != b.dtype),
+            ("the length", a.len != b.len),
+            ("the reduce operation", a.op != b.op),
+            ("the root", a.root != b.root),
+            ("the algorithm", self.algorithm != other.algorithm),
+            ("the segment size", self.segment != other.segment),
+        ]
+        .into_iter()
+        .find_map(|(field, differs)| differs.then_some(field))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{} {}", self.seq, self.call)?;
+        if let Some(algorithm) = self.algorithm {
+            write!(f, ", by {algorithm} in segments of {}", self.segment)?;
+        }
+        Ok(())
+    }
+}

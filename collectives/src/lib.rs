@@ -1,0 +1,52 @@
+//! Collective operations among the ranks of a world: plans decided before
+//! anything moves, carried out over any transport.
+//!
+//! ```
+//! use collectives::{Algorithm, CommunicatorConfig, ReduceOp, launch};
+//! let config = CommunicatorConfig::new().with_algorithm(Algorithm::Ring);
+//! let sums = launch::spawn(4, &config, |mut communicator| {
+//!     let mut gradient = vec![communicator.rank() as f32; 1000];
+//!     communicator.all_reduce(&mut gradient, ReduceOp::Mean)?;
+//!     let moved = communicator.stats().total();
+//!     assert_eq!(moved.bytes_sent, moved.predicted_sent);
+//!     Ok::<_, collectives::Error>(gradient[0])
+//! }).unwrap();
+//! assert_eq!(sums, [1.5; 4]);
+//! ```
+//!
+//! Floors, each importing from its own or below: [`Place`], [`Partition`],
+//! [`Schedule`] and [`Algorithm`] are pure arithmetic; [`transport`] moves bytes;
+//! an executor runs any plan over any transport; [`Communicator`] adds deadlines,
+//! fingerprints and statistics; [`CommStream`] runs it on a thread of its own; and
+//! [`launch`] makes worlds.
+//!
+//! Every wait ends: in the right values on every rank, or in an [`Error`] that
+//! names the ranks at fault.
+mod algorithm;
+mod board;
+mod communicator;
+mod config;
+mod element;
+mod error;
+mod executor;
+mod fingerprint;
+pub mod launch;
+mod partition;
+mod place;
+pub mod schedule;
+mod stats;
+mod stream;
+pub mod transport;
+
+pub use algorithm::{Algorithm, Traffic};
+pub use board::{Board, Fate};
+pub use communicator::{Communicator, Within};
+pub use config::{Choice, CommunicatorConfig, Rule};
+pub use element::{DType, Element, ReduceOp};
+pub use error::{At, Error, Late, Result};
+pub use fingerprint::{Call, Collective, Fingerprint};
+pub use partition::Partition;
+pub use place::Place;
+pub use schedule::Schedule;
+pub use stats::{Key, Row, Stats};
+pub use stream::{CommStream, Work};

@@ -1,0 +1,1 @@
+//! Every plan played, every call run live, every fault provoked.

@@ -1,0 +1,121 @@
+//! What can go wrong, in words a user can act on.
+
+/// Why data-parallel training stopped on this rank.
+///
+/// After any error of a [`DistributedDataParallel`](crate::DistributedDataParallel) every later
+/// call on it returns that same error: the replicas can no longer be known to agree.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A collective failed; [`collectives::Error::ranks`] names the ranks at fault.
+    #[error(transparent)]
+    Collective(#[from] collectives::Error),
+
+    /// A setting has no meaning.
+    #[error("{name} = {value}: {expected}")]
+    Config {
+        /// The setting.
+        name: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+
+    /// The ranks hold different models, or bucket settings.
+    #[error(
+        "ranks {ranks:?} hold another model or other settings than rank 0. First difference, line {line}:\n  rank 0: {zero}\n  rank {}: {other}",
+        ranks[0]
+    )]
+    ModelMismatch {
+        /// Every rank that differs from rank 0, never empty.
+        ranks: Vec<usize>,
+        /// Number of the first line that differs, from 1.
+        line: usize,
+        /// That line on rank 0.
+        zero: String,
+        /// That line on the first of `ranks`.
+        other: String,
+    },
+
+    /// Gradients can be f32 or f64.
+    #[error("parameter {parameter} is {dtype}; gradients are reduced as f32 or f64: cast it, or freeze it")]
+    UnsupportedDtype {
+        /// Path of the parameter.
+        parameter: String,
+        /// Its element type.
+        dtype: String,
+    },
+
+    /// A parameter already carries a reparameterization, and Burn allows one.
+    #[error(
+        "parameter {parameter} already carries `{by}`, and Burn allows one reparameterization: call `materialize()` on the module before wrapping it"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        parameter: String,
+        /// Name of the reparameterization it carries.
+        by: String,
+    },
+
+    /// The module lies on several devices.
+    #[error("the module lies on {0} devices; a rank holds its replica on one: move it with `to_device` first")]
+    ManyDevices(usize),
+
+    /// A gradient arrived twice in one backward pass.
+    #[error("parameter {parameter} got a second gradient in one backward pass")]
+    ReadyTwice {
+        /// Path of the parameter.
+        parameter: String,
+    },
+
+    /// A gradient does not have its parameter's size and element type.
+    #[error("the gradient of {parameter} is {got}, the parameter {expected}")]
+    GradientMismatch {
+        /// Path of the parameter.
+        parameter: String,
+        /// Elements and type of the parameter.
+        expected: String,
+        /// Elements and type of the gradient.
+        got: String,
+    },
+
+    /// A parameter was used both through `val()` and around it.
+    #[error(
+        "parameter {parameter} was used through `val()` and also around it (`base()` or a deref), so that a part of its gradient missed the all-reduce: use `val()` everywhere"
+    )]
+    LeafGradient {
+        /// Path of the parameter.
+        parameter: String,
+    },
+
+    /// The loss is not one number.
+    #[error("the loss has {0} elements; backward takes the mean over this rank's samples, one number")]
+    LossShape(usize),
+
+    /// No rank had a sample in this step.
+    #[error("no rank had a sample in this step, so there is no mean to take")]
+    NoSamples,
+
+    /// Burn's backward pass panicked.
+    #[error("the backward pass panicked: {0}")]
+    Backward(String),
+
+    /// A call came in the wrong state.
+    #[error("{0}")]
+    State(&'static str),
+}
+
+impl Error {
+    /// The ranks at fault, as far as they are known.
+    pub fn ranks(&self) -> Vec<usize> {
+        match self {
+            Self::Collective(error) => error.ranks(),
+            Self::ModelMismatch { ranks, .. } => ranks.clone(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// What ddp's fallible calls return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,342 @@
+//! Which parameters a module has: numbered, compared across ranks, and made equal.
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::mem;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterizer};
+use burn::tensor::{Bool, DType, Device, Gradients, Int, Tensor, TensorData};
+use collectives::Communicator;
+
+use crate::bucket::{Float, SlotSpec};
+use crate::tap::{Tap, TappedParameter, view};
+use crate::{Error, Result};
+
+/// Bytes of a parameter that travel in one broadcast.
+const PIECE: usize = 4 << 20;
+
+/// The parameters that require a gradient, numbered in visiting order.
+///
+/// Parameters without `require_grad` are no slots: frozen ones, and BatchNorm's running state,
+/// which Burn presents as a parameter. A parameter that the module holds twice is one slot.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    by_id: HashMap<ParamId, usize>,
+    /// One line per parameter of any kind.
+    signature: String,
+    /// Whether some parameter is held twice.
+    pub(crate) tied: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    name: String,
+    spec: SlotSpec,
+}
+
+impl Slots {
+    /// Numbers the parameters of `module`.
+    pub(crate) fn number<M: Module>(module: &M) -> Result<Self> {
+        let mut visitor = Numbering { slots: Self::default(), path: Vec::new(), failed: None };
+        module.visit(&mut visitor);
+        match visitor.failed {
+            Some(error) => Err(error),
+            None => Ok(visitor.slots),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn specs(&self) -> Vec<SlotSpec> {
+        self.slots.iter().map(|slot| slot.spec).collect()
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.slots.iter().map(|slot| slot.name.clone()).collect()
+    }
+
+    pub(crate) fn name(&self, slot: usize) -> &str {
+        &self.slots[slot].name
+    }
+
+    pub(crate) fn find(&self, id: ParamId) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Fails on every rank, with the same error, unless all ranks have this signature and `settings`.
+    pub(crate) fn verify(&self, settings: &str, communicator: &mut Communicator) -> Result<()> {
+        let text = format!("{settings}\n{}", self.signature);
+        let mut hashes = vec![0; communicator.world_size()];
+        communicator.all_gather(&[fnv1a(text.as_bytes())], &mut hashes)?;
+        let differs = |rank: &usize| hashes[*rank] != hashes[0];
+        let ranks: Vec<usize> = (0..hashes.len()).filter(differs).collect();
+        let Some(&first) = ranks.first() else {
+            return Ok(());
+        };
+        let zero = share(&text, 0, communicator)?;
+        let other = share(&text, first, communicator)?;
+        let lines = zero.lines().count().max(other.lines().count());
+        let line = |text: &str, at| text.lines().nth(at).unwrap_or("(no such parameter)").to_owned();
+        let at = (0..lines).find(|&at| line(&zero, at) != line(&other, at)).unwrap_or_default();
+        Err(Error::ModelMismatch { ranks, line: at + 1, zero: line(&zero, at), other: line(&other, at) })
+    }
+}
+
+/// The `text` of rank `root`, on every rank.
+fn share(text: &str, root: usize, communicator: &mut Communicator) -> Result<String> {
+    let mut len = [text.len() as u64];
+    communicator.broadcast(&mut len, root)?;
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.resize(len[0] as usize, 0);
+    communicator.broadcast(&mut bytes, root)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo; RFC 9923).
+fn fnv1a(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// A replica of `module` with rank 0's values in all parameters, frozen ones and buffers too.
+///
+/// Its leaves are new: replicas of thread ranks must not share any, since their graphs would
+/// merge and their backward passes wait for each other. `Module::clone` shares leaves, lazy
+/// initialisers, and the running state of BatchNorm; `valid` and `train` rebuild all three, and
+/// then each value is read, overwritten by rank 0's, and made a leaf again.
+pub(crate) fn replicate<M: Module>(
+    module: M,
+    settings: &str,
+    communicator: &mut Communicator,
+) -> Result<(M, Slots)> {
+    let before = Slots::number(&module)?;
+    let mut devices = Devices::default();
+    module.visit(&mut devices);
+    if module.devices().len() > 1 {
+        return Err(Error::ManyDevices(module.devices().len()));
+    }
+    let replica = module.valid().train();
+    // Kept until here for the devices; now the values may have one owner.
+    drop(module);
+    before.verify(settings, communicator)?;
+    let mut broadcast = Broadcast { communicator, devices: devices.0.into_iter(), leaves: HashMap::new(), failed: None };
+    let replica = replica.map(&mut broadcast);
+    if let Some(error) = broadcast.failed {
+        return Err(error);
+    }
+    let slots = Slots::number(&replica)?;
+    Ok((replica, slots))
+}
+
+/// Puts `taps`, one per slot, behind the parameters of `module`.
+pub(crate) fn tap<M: Module>(module: M, slots: &Slots, taps: &[Tap]) -> M {
+    module.apply_reparameterization(Attach { slots, taps })
+}
+
+/// Gives parameters with the same id the value of the first of them.
+pub(crate) fn tie<M: Module>(module: M) -> M {
+    module.map(&mut Tie(HashMap::new()))
+}
+
+struct Attach<'a> {
+    slots: &'a Slots,
+    taps: &'a [Tap],
+}
+
+impl Reparameterizer for Attach<'_> {
+    type Reparam = TappedParameter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<TappedParameter>) {
+        // Running state is found here too, and Burn ignores what is attached to it.
+        let tap = self.slots.find(param.id).map(|slot| TappedParameter { tap: self.taps[slot].clone() });
+        (param, tap)
+    }
+}
+
+struct Numbering {
+    slots: Slots,
+    path: Vec<String>,
+    failed: Option<Error>,
+}
+
+impl Numbering {
+    fn describe(&mut self, dtype: DType, shape: &[usize], role: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.slots.signature, "{} {dtype:?} {shape:?} {role}", self.path.join("."));
+    }
+}
+
+impl ModuleVisitor for Numbering {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if container == "Reparameterization" {
+            let (parameter, by) = (self.path.join("."), name.to_owned());
+            self.failed.get_or_insert(Error::Reparameterized { parameter, by });
+        }
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let (name, dtype, shape) = (self.path.join("."), param.dtype(), param.dims());
+        let slot = param.is_require_grad();
+        self.describe(dtype, &shape, if slot { "trained" } else { "not trained" });
+        if !slot {
+            return;
+        }
+        let dtype = match dtype {
+            DType::F32 => Float::F32,
+            DType::F64 => Float::F64,
+            other => {
+                let error = Error::UnsupportedDtype { parameter: name, dtype: format!("{other:?}") };
+                self.failed.get_or_insert(error);
+                return;
+            }
+        };
+        if self.slots.by_id.contains_key(&param.id) {
+            self.slots.tied = true;
+            return;
+        }
+        self.slots.by_id.insert(param.id, self.slots.slots.len());
+        let spec = SlotSpec { len: shape.iter().product(), dtype };
+        self.slots.slots.push(Slot { name, spec });
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.describe(param.dtype(), &param.dims(), "not trained");
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.describe(param.dtype(), &param.dims(), "not trained");
+    }
+}
+
+/// Devices of the float parameters in visiting order, with their autodiff settings.
+#[derive(Default)]
+struct Devices(Vec<Device>);
+
+impl ModuleVisitor for Devices {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let device = param.lazy_device();
+        self.0.push(if device.is_autodiff() { device } else { device.autodiff() });
+    }
+}
+
+struct Broadcast<'a> {
+    communicator: &'a mut Communicator,
+    devices: std::vec::IntoIter<Device>,
+    /// Leaves already made, for parameters that the module holds twice.
+    leaves: HashMap<ParamId, Box<dyn Any>>,
+    failed: Option<Error>,
+}
+
+impl Broadcast<'_> {
+    /// Overwrites `data` with rank 0's.
+    fn overwrite(&mut self, data: &mut TensorData) {
+        for piece in 0..data.as_bytes().len().div_ceil(PIECE) {
+            let broadcast = |bytes: &mut [u8]| {
+                let end = bytes.len().min((piece + 1) * PIECE);
+                self.communicator.broadcast(&mut bytes[piece * PIECE..end], 0)
+            };
+            if self.failed.is_none()
+                && let Err(error) = data.with_bytes_mut(|bytes| broadcast(bytes))
+            {
+                self.failed = Some(error.into());
+            }
+        }
+    }
+}
+
+impl ModuleMapper for Broadcast<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let device = self.devices.next().unwrap_or_else(|| param.device());
+        let (id, tensor, mapper) = param.consume();
+        let (dtype, trained) = (tensor.dtype(), tensor.is_require_grad());
+        let made = self.leaves.get(&id).and_then(|leaf| leaf.downcast_ref::<Tensor<D>>()).cloned();
+        let leaf = made.unwrap_or_else(|| {
+            let mut data = tensor.inner().into_data();
+            self.overwrite(&mut data);
+            Tensor::from_data(data, (&device, dtype)).set_require_grad(trained)
+        });
+        self.leaves.insert(id, Box::new(leaf.clone()));
+        Param::from_mapped_value(id, leaf, mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        param.map(|tensor| {
+            let (device, dtype) = (tensor.device(), tensor.dtype());
+            let mut data = tensor.into_data();
+            self.overwrite(&mut data);
+            Tensor::from_data(data, (&device, dtype))
+        })
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        param.map(|tensor| {
+            let (device, dtype) = (tensor.device(), tensor.dtype());
+            let mut data = tensor.into_data();
+            self.overwrite(&mut data);
+            Tensor::from_data(data, (&device, dtype))
+        })
+    }
+}
+
+struct Tie(HashMap<ParamId, Box<dyn Any>>);
+
+impl ModuleMapper for Tie {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !param.is_require_grad() {
+            return param;
+        }
+        match self.0.get(&param.id).and_then(|value| value.downcast_ref::<Tensor<D>>()) {
+            Some(first) => param.map(|_| first.clone()),
+            None => {
+                self.0.insert(param.id, Box::new(param.base()));
+                param
+            }
+        }
+    }
+}
+
+/// Visits the gradients that lie on the leaves of `module` after a backward pass.
+pub(crate) fn leaf_gradients<M: Module>(
+    module: &M,
+    slots: &Slots,
+    gradients: &Gradients,
+    take: impl FnMut(usize, crate::reducer::Gradient<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut visitor = Leaves { slots, gradients, seen: vec![false; slots.len()], take, result: Ok(()) };
+    module.visit(&mut visitor);
+    visitor.result
+}
+
+struct Leaves<'a, F> {
+    slots: &'a Slots,
+    gradients: &'a Gradients,
+    seen: Vec<bool>,
+    take: F,
+    result: Result<()>,
+}
+
+impl<F: FnMut(usize, crate::reducer::Gradient<'_>) -> Result<()>> ModuleVisitor for Leaves<'_, F> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(slot) = self.slots.find(param.id)
+            && !mem::replace(&mut self.seen[slot], true)
+            && self.result.is_ok()
+            && param.is_require_grad()
+            && let Some(gradient) = param.base().grad(self.gradients)
+        {
+            let data = gradient.into_data();
+            self.result = view(&data).and_then(|gradient| (self.take)(slot, gradient));
+        }
+    }
+}

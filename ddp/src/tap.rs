@@ -1,0 +1,251 @@
+//! The gradient tap: sees the gradient of a parameter while the backward pass is still running.
+//!
+//! A tap is an identity operation behind [`Param::val`](burn::module::Param::val), put there by
+//! Burn's reparameterization, so that no model changes. Its backward step copies the finished
+//! gradient into the reducer's bucket and stores none on the leaf.
+//!
+//! Burn's tape runs by depth, the deepest first, and an operation on a leaf has depth 1: a plain
+//! tap fires last, after the whole backward pass. So each tap has a second, untracked parent, a
+//! *rung*, whose depth grows with the order in which the forward pass uses the parameters.
+//!
+//! The tapped tensor is cached until it fires: a weight used twice fires once, with the sum.
+//! Outside [`backward`](crate::DistributedDataParallel::backward) a tap lets the gradient pass to
+//! its leaf, as if it were not there.
+use std::any::Any;
+use std::fmt::{self, Debug, Formatter};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
+use burn::module::{Module, Reparameterization};
+use burn::tensor::{DType, Tensor, TensorData, try_read_sync};
+use burn_autodiff::NodeId;
+use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+
+use crate::reducer::{Gradient, Reducer};
+use crate::{Error, Result};
+
+/// A backend whose gradients can be read on the host.
+pub trait ReadGradient: Backend {
+    /// Calls `read` with the values of `tensor`; without a copy where the backend can.
+    fn read(tensor: FloatTensor<Self>, read: &mut dyn FnMut(Gradient<'_>) -> Result<()>) -> Result<()> {
+        let data = try_read_sync(Self::float_into_data(tensor));
+        let data = data.and_then(|data| data.ok()).ok_or(Error::State("a gradient cannot be read"))?;
+        read(view(&data)?)
+    }
+}
+
+impl ReadGradient for Flex {
+    fn read(tensor: FloatTensor<Self>, read: &mut dyn FnMut(Gradient<'_>) -> Result<()>) -> Result<()> {
+        // Transposed gradients are not contiguous; those are copied once more.
+        let tensor = if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() };
+        match tensor.dtype() {
+            DType::F32 => read(Gradient::F32(tensor.as_slice().unwrap_or_default())),
+            DType::F64 => read(Gradient::F64(tensor.as_slice().unwrap_or_default())),
+            _ => Err(Error::State("a gradient is neither f32 nor f64")),
+        }
+    }
+}
+
+/// The values of `data`, as a gradient.
+pub(crate) fn view(data: &TensorData) -> Result<Gradient<'_>> {
+    match data.dtype() {
+        DType::F32 => data.as_slice().ok().map(Gradient::F32),
+        DType::F64 => data.as_slice().ok().map(Gradient::F64),
+        _ => None,
+    }
+    .ok_or(Error::State("a gradient is neither f32 nor f64"))
+}
+
+/// The tap as an operation of a backend. Another backend: its name here, and an impl like Flex's.
+#[backend_extension(Flex, Autodiff)]
+pub trait TapBackend: Backend {
+    /// Returns `parameter`; its gradient goes to `tap`. `rung` is there for its depth alone.
+    fn tap(parameter: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
+}
+
+impl TapBackend for Flex {
+    fn tap(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
+        parameter
+    }
+}
+
+impl<B: ReadGradient, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
+    fn tap(parameter: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
+        let leaf = parameter.id();
+        if let Some(tapped) = tap.cached(leaf) {
+            return tapped;
+        }
+        tap.line.climb();
+        let (primitive, node) = parameter.into_parts();
+        let (_, rung) = rung.into_parts();
+        let operation = Operation.prepare::<C>([node, rung]).compute_bound();
+        let tapped: FloatTensor<Self> = match operation.stateful() {
+            OpsKind::Tracked(operation) => operation.finish(tap.clone(), primitive),
+            OpsKind::UnTracked(operation) => operation.finish(primitive),
+        };
+        tap.cache(leaf, tapped.clone());
+        tapped
+    }
+}
+
+#[derive(Debug)]
+struct Operation;
+
+impl<B: ReadGradient> Backward<B, 2> for Operation {
+    type State = Tap;
+
+    // Runs under the lock of this rank's graph: copies, enqueues, and never panics.
+    fn backward(self, ops: Ops<Tap, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = gradients.consume::<B>(&ops.node);
+        let (tap, [leaf, _rung]) = (ops.state, ops.parents);
+        tap.forget();
+        let mut link = lock(&tap.line.link);
+        match (&mut *link, leaf) {
+            (Link::Live { reducer, error }, _) => {
+                let delivered = B::read(gradient, &mut |gradient| reducer.ready(tap.slot, gradient));
+                if let Err(first) = delivered {
+                    error.get_or_insert(first);
+                }
+            }
+            (Link::Open, Some(leaf)) => gradients.register::<B>(leaf.id, gradient),
+            (Link::Open, None) => {}
+        }
+    }
+}
+
+/// One parameter's tap.
+#[derive(Clone)]
+pub struct Tap {
+    slot: usize,
+    line: Arc<Line>,
+    cache: Arc<Mutex<Option<(NodeId, Box<dyn Any + Send>)>>>,
+}
+
+impl Tap {
+    pub(crate) fn new(slot: usize, line: Arc<Line>) -> Self {
+        Self { slot, line, cache: Arc::default() }
+    }
+
+    /// Lets go of the tapped tensor, and with it of the parameter's value.
+    pub(crate) fn forget(&self) {
+        *lock(&self.cache) = None;
+    }
+
+    fn cached<T: Clone + 'static>(&self, leaf: NodeId) -> Option<T> {
+        let cache = lock(&self.cache);
+        let (id, tapped) = cache.as_ref()?;
+        // Another leaf under this tap: a step was taken, or a clone of the module was changed.
+        if *id == leaf { tapped.downcast_ref().cloned() } else { None }
+    }
+
+    fn cache<T: Send + 'static>(&self, leaf: NodeId, tapped: T) {
+        *lock(&self.cache) = Some((leaf, Box::new(tapped)));
+    }
+}
+
+impl Debug for Tap {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "Tap({})", self.slot)
+    }
+}
+
+/// What the taps of one replica share.
+pub struct Line {
+    stride: usize,
+    ladder: Mutex<Ladder>,
+    link: Mutex<Link>,
+}
+
+/// Rung k has depth k x stride. Built as far as needed, kept for ever: one element each.
+struct Ladder {
+    rungs: Vec<Tensor<1>>,
+    next: usize,
+    slots: usize,
+}
+
+/// Where gradients go.
+enum Link {
+    /// To their leaves.
+    Open,
+    /// To the reducer, during a backward pass; the first error waits for the end.
+    Live { reducer: Reducer, error: Option<Error> },
+}
+
+impl Line {
+    pub(crate) fn new(slots: usize, stride: usize) -> Arc<Self> {
+        let ladder = Ladder { rungs: Vec::new(), next: 0, slots };
+        Arc::new(Self { stride, ladder: Mutex::new(ladder), link: Mutex::new(Link::Open) })
+    }
+
+    /// Hands the gradients to `reducer` until [`unplug`](Self::unplug).
+    pub(crate) fn plug(&self, reducer: Reducer) {
+        *lock(&self.link) = Link::Live { reducer, error: None };
+    }
+
+    /// Takes the reducer back, with the first error of a tap.
+    pub(crate) fn unplug(&self) -> Option<(Reducer, Option<Error>)> {
+        match std::mem::replace(&mut *lock(&self.link), Link::Open) {
+            Link::Live { reducer, error } => Some((reducer, error)),
+            Link::Open => None,
+        }
+    }
+
+    /// The next forward pass begins at the lowest rung.
+    pub(crate) fn descend(&self) {
+        lock(&self.ladder).next = 0;
+    }
+
+    fn climb(&self) {
+        lock(&self.ladder).next += 1;
+    }
+
+    fn rung<const D: usize>(&self, like: &Tensor<D>) -> Tensor<1> {
+        let mut ladder = lock(&self.ladder);
+        let rung = if self.stride == 0 { 0 } else { ladder.next.min(ladder.slots) };
+        if ladder.rungs.is_empty() {
+            ladder.rungs.push(Tensor::zeros([1], &like.device()));
+        }
+        while ladder.rungs.len() <= rung {
+            let last = ladder.rungs[ladder.rungs.len() - 1].clone();
+            ladder.rungs.push((0..self.stride).fold(last, |deeper, _| deeper * 1.0));
+        }
+        ladder.rungs[rung].clone()
+    }
+}
+
+impl Debug for Line {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line").field("stride", &self.stride).finish_non_exhaustive()
+    }
+}
+
+/// The tap as Burn's reparameterization.
+#[derive(Module, Debug)]
+pub(crate) struct TappedParameter {
+    #[module(skip)]
+    pub(crate) tap: Tap,
+}
+
+impl Reparameterization for TappedParameter {
+    const NAME: &'static str = "gradient_tap";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if !base.is_autodiff() || !base.is_require_grad() {
+            return base;
+        }
+        let rung = self.tap.line.rung(&base);
+        Tensor::from_dispatch(<Dispatch as TapBackend>::tap(
+            base.into_dispatch(),
+            rung.into_dispatch(),
+            self.tap.clone(),
+        ))
+    }
+}
+
+/// A panic elsewhere leaves nothing half done behind these locks.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

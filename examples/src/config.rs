@@ -1,0 +1,13 @@
+//! Settings: defaults, then a TOML file, then flags.
+
+mod error;
+mod kmeans;
+mod mlp;
+mod resolve;
+
+pub use error::ConfigError;
+pub use kmeans::{KMeansData, KMeansRun, KMeansSettings};
+pub use mlp::{
+    Compare, Data, Model, OptimizerKind, Optim, Precision, Preset, Run, Settings, Train,
+};
+pub use resolve::{Flag, print, resolve};

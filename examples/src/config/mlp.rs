@@ -1,0 +1,306 @@
+//! The settings of `mlp`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use collectives::CommunicatorConfig;
+use ddp::DdpConfig;
+use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
+
+/// Everything `mlp` can be told, one field a section of the TOML file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// `[run]`
+    pub run: Run,
+    /// `[data]`
+    pub data: Data,
+    /// `[model]`
+    pub model: Model,
+    /// `[optim]`
+    pub optim: Optim,
+    /// `[train]`
+    pub train: Train,
+    /// `[compare]`, read by `mlp compare` only
+    pub compare: Compare,
+    /// `[collectives]`
+    pub collectives: CommunicatorConfig,
+    /// `[ddp]`
+    pub ddp: DdpConfig,
+}
+
+/// `[run]`: who computes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Starting weights, the order of rows and synthetic data follow from it.
+    pub seed: u64,
+    /// Ranks, one thread each.
+    pub world_size: usize,
+}
+
+/// `[data]`: what is learned.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// A folder in the format of MNIST; empty for the embedded digits (or for
+    /// synthetic rows, with the preset `wide`).
+    pub dir: PathBuf,
+    /// Largest pixel value in that folder, by which pixels are divided. The
+    /// embedded digits are divided by 16, whatever this says.
+    pub pixel_scale: f64,
+    /// Rows that are made up instead of read.
+    pub synthetic: bool,
+}
+
+/// `[model]`: a chain of linear layers with ReLU between.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Widths: features, hidden layers, classes.
+    pub layers: Vec<usize>,
+    /// Numbers to compute with.
+    pub dtype: Precision,
+}
+
+/// `f32` or `f64`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 24 bits of mantissa.
+    F32,
+    /// 53 bits of mantissa.
+    F64,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        })
+    }
+}
+
+/// `[optim]`: how weights follow gradients. PyTorch's constants where Burn's
+/// differ; see [`crate::optimizer`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Optim {
+    /// Which rule.
+    pub kind: OptimizerKind,
+    /// Learning rate.
+    pub lr: f64,
+    /// Momentum factor, read by `momentum` only.
+    pub momentum: f64,
+    /// Weight decay: added to the gradient, or decoupled with `adamw`.
+    pub weight_decay: f64,
+}
+
+/// Which rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Plain gradient descent.
+    Sgd,
+    /// Gradient descent with momentum.
+    Momentum,
+    /// Adam.
+    Adam,
+    /// Adam with decoupled weight decay.
+    AdamW,
+}
+
+impl fmt::Display for OptimizerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sgd => "sgd",
+            Self::Momentum => "momentum",
+            Self::Adam => "adam",
+            Self::AdamW => "adamw",
+        })
+    }
+}
+
+/// `[train]`: how long.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Train {
+    /// Rows a step, over all ranks.
+    pub global_batch_size: usize,
+    /// Passes over the data; read if `steps` is 0.
+    pub epochs: usize,
+    /// Steps, whatever they make in epochs; 0 leaves it to `epochs`.
+    pub steps: usize,
+}
+
+/// `[compare]`: what is held against the single process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Compare {
+    /// `single`, or `ddp:` and an algorithm of all-reduce or `auto`.
+    pub modes: Vec<String>,
+    /// Largest difference of losses, per step, that still passes; 0 takes
+    /// 1e-5 in f32 and 1e-10 in f64.
+    pub tolerance: f64,
+    /// Folder for the curves.
+    pub out: PathBuf,
+}
+
+/// A bundle of defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preset {
+    /// 784-2048x8-10 on synthetic rows: 31.0 M parameters, which fill buckets
+    /// of the default size.
+    Wide,
+}
+
+impl Settings {
+    /// Defaults of `mlp train`: the digits, twenty epochs, plain SGD.
+    pub fn train() -> Self {
+        Self {
+            run: Run {
+                seed: 7,
+                world_size: 4,
+            },
+            data: Data {
+                dir: PathBuf::new(),
+                pixel_scale: 255.0,
+                synthetic: false,
+            },
+            model: Model {
+                layers: vec![64, 128, 10],
+                dtype: Precision::F32,
+            },
+            optim: Optim {
+                kind: OptimizerKind::Sgd,
+                lr: 0.1,
+                momentum: 0.9,
+                weight_decay: 0.0,
+            },
+            train: Train {
+                global_batch_size: 32,
+                epochs: 20,
+                steps: 0,
+            },
+            compare: Compare {
+                modes: ["single", "ddp:ring", "ddp:tree"].map(str::to_owned).to_vec(),
+                tolerance: 0.0,
+                out: PathBuf::from("target/lockstep"),
+            },
+            collectives: CommunicatorConfig::default(),
+            ddp: DdpConfig::default(),
+        }
+    }
+
+    /// Defaults of `mlp compare`: 200 steps of 96 rows, which 2, 3, 4, 6 and 8
+    /// ranks share evenly, and bucket caps so small that even this model of
+    /// 9,610 parameters (38 kB) needs several buckets.
+    pub fn compare() -> Self {
+        let mut settings = Self::train();
+        settings.train = Train {
+            global_batch_size: 96,
+            epochs: 0,
+            steps: 200,
+        };
+        settings.ddp.first_bucket_mb = 0.001;
+        settings.ddp.bucket_cap_mb = 0.006;
+        settings
+    }
+
+    /// These defaults, changed by a preset.
+    pub fn with_preset(mut self, preset: Preset) -> Self {
+        match preset {
+            Preset::Wide => {
+                self.data.synthetic = true;
+                self.model.layers = [&[784][..], &[2048; 8], &[10]].concat();
+                self.optim.lr = 0.01;
+                self.train = Train {
+                    global_batch_size: 128,
+                    epochs: 0,
+                    steps: 10,
+                };
+                self.ddp = DdpConfig::default();
+            }
+        }
+        self
+    }
+
+    /// Refuses what has the right type and makes no sense.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`], naming the first such key and what is allowed.
+    ///
+    /// ```
+    /// use examples::Settings;
+    ///
+    /// let mut settings = Settings::compare();
+    /// assert!(settings.check().is_ok());
+    /// settings.run.world_size = 0;
+    /// let error = settings.check().unwrap_err().to_string();
+    /// assert_eq!(error, "run.world_size = 0: allowed is 1 to 256 (one thread a rank)");
+    /// ```
+    pub fn check(&self) -> Result<(), ConfigError> {
+        check_world_size(self.run.world_size)?;
+        let layers = &self.model.layers;
+        if layers.len() < 2 || layers.contains(&0) {
+            return Err(ConfigError::value(
+                "model.layers",
+                format!("{layers:?}"),
+                "two or more widths of at least 1, features first and classes last",
+            ));
+        }
+        if self.train.global_batch_size == 0 {
+            return Err(ConfigError::value(
+                "train.global_batch_size",
+                0,
+                "1 or more rows",
+            ));
+        }
+        if self.train.steps == 0 && self.train.epochs == 0 {
+            return Err(ConfigError::value(
+                "train.epochs",
+                0,
+                "1 or more, unless train.steps is set",
+            ));
+        }
+        positive("optim.lr", self.optim.lr)?;
+        not_negative("optim.momentum", self.optim.momentum)?;
+        not_negative("optim.weight_decay", self.optim.weight_decay)?;
+        positive("data.pixel_scale", self.data.pixel_scale)?;
+        not_negative("compare.tolerance", self.compare.tolerance)?;
+        not_negative("ddp.bucket_cap_mb", self.ddp.bucket_cap_mb)?;
+        not_negative("ddp.first_bucket_mb", self.ddp.first_bucket_mb)?;
+        self.collectives
+            .validate()
+            .map_err(ConfigError::of_collectives)
+    }
+}
+
+/// Each rank is a thread; more than this is surely a slip.
+pub(super) fn check_world_size(world_size: usize) -> Result<(), ConfigError> {
+    match world_size {
+        1..=256 => Ok(()),
+        _ => Err(ConfigError::value(
+            "run.world_size",
+            world_size,
+            "1 to 256 (one thread a rank)",
+        )),
+    }
+}
+
+fn positive(key: &'static str, value: f64) -> Result<(), ConfigError> {
+    match value.is_finite() && value > 0.0 {
+        true => Ok(()),
+        false => Err(ConfigError::value(key, value, "a finite number above 0")),
+    }
+}
+
+pub(super) fn not_negative(key: &'static str, value: f64) -> Result<(), ConfigError> {
+    match value.is_finite() && value >= 0.0 {
+        true => Ok(()),
+        false => Err(ConfigError::value(key, value, "a finite number, 0 or above")),
+    }
+}

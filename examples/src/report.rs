@@ -1,0 +1,9 @@
+//! What people look at: tables, curves as CSV and as SVG.
+
+mod curves;
+mod svg;
+mod table;
+
+pub use curves::{Curve, curves_csv};
+pub use svg::curves_svg;
+pub use table::{Table, grouped};

@@ -1,0 +1,1 @@
+//! One binary for what no single crate can prove alone.
