@@ -8,6 +8,6 @@ mod resolve;
 pub use error::ConfigError;
 pub use kmeans::{KMeansData, KMeansRun, KMeansSettings};
 pub use mlp::{
-    Compare, Data, Model, OptimizerKind, Optim, Precision, Preset, Run, Settings, Train,
+    Compare, Data, Model, Optim, OptimizerKind, Precision, Preset, Run, Settings, Train,
 };
 pub use resolve::{Flag, print, resolve};

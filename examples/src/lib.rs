@@ -3,18 +3,28 @@
 //! The binaries `mlp` and `kmeans` are thin; everything they do is here, so
 //! that tests do it too.
 
-mod data;
 mod fingerprint;
 mod random;
 
 mod config;
-
-mod kmeans;
-mod model;
-mod optimizer;
-
+mod data;
 mod report;
 
+mod error;
+mod kmeans;
+
+mod compare;
+mod model;
+mod optimizer;
+mod task;
+mod train;
+mod weights;
+
+mod cli;
+mod run;
+
+pub use cli::{CompareFlags, KMeansCli, MlpCli, MlpCommand, TrainFlags};
+pub use compare::{Fault, Mode, ModeReport, Verdict, compare};
 pub use config::{
     Compare, ConfigError, Data, Flag, KMeansData, KMeansRun, KMeansSettings, Model, Optim,
     OptimizerKind, Precision, Preset, Run, Settings, Train, print, resolve,
@@ -23,9 +33,13 @@ pub use data::{
     DataError, DataSet, IdxImages, Matrix, Samples, article_start, digits, idx_images, idx_labels,
     iris, mnist_folder, parse_iris, read_csv, synthetic,
 };
+pub use error::Error;
 pub use fingerprint::fingerprint;
 pub use kmeans::{KMeansError, KMeansFit, KMeansIteration, KMeansOptions, fit};
 pub use model::Mlp;
 pub use optimizer::optimizer;
 pub use random::SplitMix64;
-pub use report::{Curve, Table, curves_csv, curves_svg, grouped};
+pub use report::{Columns, Curve, curves_csv, curves_svg, grouped};
+pub use run::{exit_code, run_compare, run_kmeans, run_train};
+pub use task::Task;
+pub use train::{Epoch, News, TrainReport, train};

@@ -45,8 +45,18 @@ impl Mlp {
                 let weight = draw(fan_in * fan_out);
                 let bias = draw(fan_out);
                 Linear {
-                    weight: Param::from_tensor(tensor(weight, [fan_in, fan_out], precision, device)),
-                    bias: Some(Param::from_tensor(tensor(bias, [fan_out], precision, device))),
+                    weight: Param::from_tensor(tensor(
+                        weight,
+                        [fan_in, fan_out],
+                        precision,
+                        device,
+                    )),
+                    bias: Some(Param::from_tensor(tensor(
+                        bias,
+                        [fan_out],
+                        precision,
+                        device,
+                    ))),
                 }
             })
             .collect();

@@ -24,7 +24,7 @@ const DAMPENING: f64 = 0.0;
 /// assert!(!optim.has_gradient_clipping());
 /// ```
 pub fn optimizer(optim: &Optim) -> ModuleOptimizer {
-    let decay = (optim.weight_decay > 0.0).then(|| WeightDecayConfig {
+    let decay = (optim.weight_decay > 0.0).then_some(WeightDecayConfig {
         penalty: optim.weight_decay as f32,
     });
     match optim.kind {

@@ -6,4 +6,4 @@ mod table;
 
 pub use curves::{Curve, curves_csv};
 pub use svg::curves_svg;
-pub use table::{Table, grouped};
+pub use table::{Columns, grouped};

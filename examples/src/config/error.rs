@@ -55,11 +55,7 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// For checks of values: `key = value: allowed is ...`.
-    pub(super) fn value(
-        key: &str,
-        value: impl ToString,
-        allowed: impl Into<String>,
-    ) -> Self {
+    pub(super) fn value(key: &str, value: impl ToString, allowed: impl Into<String>) -> Self {
         Self::Value {
             key: key.to_owned(),
             value: value.to_string(),

@@ -153,7 +153,8 @@ pub struct Compare {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preset {
     /// 784-2048x8-10 on synthetic rows: 31.0 M parameters, which fill buckets
-    /// of the default size.
+    /// of the default size; one epoch with Adam, which is enough for rows so
+    /// easy, on two ranks, which take 1.3 GB.
     Wide,
 }
 
@@ -186,7 +187,9 @@ impl Settings {
                 steps: 0,
             },
             compare: Compare {
-                modes: ["single", "ddp:ring", "ddp:tree"].map(str::to_owned).to_vec(),
+                modes: ["single", "ddp:ring", "ddp:tree"]
+                    .map(str::to_owned)
+                    .to_vec(),
                 tolerance: 0.0,
                 out: PathBuf::from("target/lockstep"),
             },
@@ -216,11 +219,13 @@ impl Settings {
             Preset::Wide => {
                 self.data.synthetic = true;
                 self.model.layers = [&[784][..], &[2048; 8], &[10]].concat();
-                self.optim.lr = 0.01;
+                self.run.world_size = 2;
+                self.optim.kind = OptimizerKind::Adam;
+                self.optim.lr = 1e-4;
                 self.train = Train {
                     global_batch_size: 128,
                     epochs: 0,
-                    steps: 10,
+                    steps: 16,
                 };
                 self.ddp = DdpConfig::default();
             }
@@ -244,12 +249,28 @@ impl Settings {
     /// ```
     pub fn check(&self) -> Result<(), ConfigError> {
         check_world_size(self.run.world_size)?;
+        // Or the settings could be printed and not be read again.
+        if i64::try_from(self.run.seed).is_err() {
+            let allowed = format!("0 to {}, TOML's largest integer", i64::MAX);
+            return Err(ConfigError::value("run.seed", self.run.seed, allowed));
+        }
         let layers = &self.model.layers;
         if layers.len() < 2 || layers.contains(&0) {
             return Err(ConfigError::value(
                 "model.layers",
                 format!("{layers:?}"),
                 "two or more widths of at least 1, features first and classes last",
+            ));
+        }
+        let pairs = layers.windows(2);
+        let parameters: u128 = pairs
+            .map(|pair| (pair[0] as u128 + 1) * pair[1] as u128)
+            .sum();
+        if parameters > MOST_PARAMETERS {
+            return Err(ConfigError::value(
+                "model.layers",
+                format!("{layers:?}"),
+                format!("up to {MOST_PARAMETERS} parameters, not {parameters}"),
             ));
         }
         if self.train.global_batch_size == 0 {
@@ -279,6 +300,10 @@ impl Settings {
     }
 }
 
+/// Each rank holds all parameters, in 4 GB and as much again for gradients;
+/// more is surely a slip.
+const MOST_PARAMETERS: u128 = 1_000_000_000;
+
 /// Each rank is a thread; more than this is surely a slip.
 pub(super) fn check_world_size(world_size: usize) -> Result<(), ConfigError> {
     match world_size {
@@ -301,6 +326,10 @@ fn positive(key: &'static str, value: f64) -> Result<(), ConfigError> {
 pub(super) fn not_negative(key: &'static str, value: f64) -> Result<(), ConfigError> {
     match value.is_finite() && value >= 0.0 {
         true => Ok(()),
-        false => Err(ConfigError::value(key, value, "a finite number, 0 or above")),
+        false => Err(ConfigError::value(
+            key,
+            value,
+            "a finite number, 0 or above",
+        )),
     }
 }

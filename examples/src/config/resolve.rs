@@ -64,6 +64,11 @@ pub fn resolve<T: Serialize + DeserializeOwned>(
 }
 
 /// The settings as a TOML file that [`resolve`] reads back to the same.
+///
+/// ```
+/// let text = examples::print(&examples::Settings::train());
+/// assert!(text.contains("lr = 0.1"));
+/// ```
 pub fn print<T: Serialize>(settings: &T) -> String {
     toml::to_string(settings).expect("settings serialise")
 }

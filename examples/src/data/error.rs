@@ -51,7 +51,9 @@ pub enum DataError {
         because: String,
     },
     /// Images and labels do not pair up.
-    #[error("{images_file} has {images} images but {labels_file} has {labels} labels; expected equal counts")]
+    #[error(
+        "{images_file} has {images} images but {labels_file} has {labels} labels; expected equal counts"
+    )]
     Counts {
         /// The file of images.
         images_file: String,
@@ -73,7 +75,9 @@ pub enum DataError {
         expected: [usize; 2],
     },
     /// A pixel is larger than the scale it is to be divided by.
-    #[error("{file}: image {image} has a pixel of {pixel}, above the pixel scale {scale}; set data.pixel_scale (--pixel-scale) to the largest pixel value, usually 255")]
+    #[error(
+        "{file}: image {image} has a pixel of {pixel}, above the pixel scale {scale}; set data.pixel_scale (--pixel-scale) to the largest pixel value, usually 255"
+    )]
     Pixel {
         /// The file of images.
         file: String,
@@ -97,7 +101,9 @@ pub enum DataError {
         text: String,
     },
     /// A field of a CSV file is NaN or infinite.
-    #[error("{file}: row {row} (line {line}), column {column}: {value} is not finite; remove the row or mend it")]
+    #[error(
+        "{file}: row {row} (line {line}), column {column}: {value} is not finite; remove the row or mend it"
+    )]
     NotFinite {
         /// The file.
         file: String,
@@ -111,7 +117,9 @@ pub enum DataError {
         value: String,
     },
     /// A row of a CSV file is shorter or longer than the first one.
-    #[error("{file}: row {row} (line {line}) has {got} columns, expected {expected} as in the first row")]
+    #[error(
+        "{file}: row {row} (line {line}) has {got} columns, expected {expected} as in the first row"
+    )]
     Ragged {
         /// The file.
         file: String,

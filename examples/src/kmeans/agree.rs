@@ -64,7 +64,9 @@ pub enum KMeansError {
         rank: usize,
     },
     /// Epsilon or the limit of iterations makes no sense.
-    #[error("epsilon = {epsilon}, max_iter = {max_iter}: allowed are a number from 0 and 1 or more")]
+    #[error(
+        "epsilon = {epsilon}, max_iter = {max_iter}: allowed are a number from 0 and 1 or more"
+    )]
     Options {
         /// The distance given.
         epsilon: f64,
@@ -172,7 +174,7 @@ fn judge(ranks: &[&[u64]], options: &KMeansOptions) -> Result<(), KMeansError> {
     if *bad_start != NONE {
         return Err(KMeansError::StartNotFinite { row: *bad_start });
     }
-    if !(options.epsilon >= 0.0) || options.max_iter == 0 {
+    if options.epsilon.is_nan() || options.epsilon < 0.0 || options.max_iter == 0 {
         return Err(KMeansError::Options {
             epsilon: options.epsilon,
             max_iter: options.max_iter,

@@ -105,7 +105,12 @@ fn grid(svg: &mut String, frame: &Frame) {
     }
     for step in ticks(frame.first, frame.last) {
         let x = frame.x(step);
-        line(svg, (x, HEIGHT - BOTTOM), (x, HEIGHT - BOTTOM + 5.0), "#333333");
+        line(
+            svg,
+            (x, HEIGHT - BOTTOM),
+            (x, HEIGHT - BOTTOM + 5.0),
+            "#333333",
+        );
         text(svg, x, HEIGHT - BOTTOM + 20.0, "middle", &label(step));
     }
     let corner = (LEFT, HEIGHT - BOTTOM);
@@ -118,7 +123,10 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 8.0;
     let power = 10f64.powf(rough.log10().floor());
     let nice = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
-    let step = nice.into_iter().find(|&step| step >= rough).unwrap_or(rough);
+    let step = nice
+        .into_iter()
+        .find(|&step| step >= rough)
+        .unwrap_or(rough);
     let first = (low / step).ceil() as i64;
     let last = (high / step).floor() as i64;
     (first..=last).map(|count| count as f64 * step).collect()
@@ -148,7 +156,9 @@ fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
 fn stroke(index: usize) -> String {
     let (width, dashes) = STROKES[index.min(STROKES.len() - 1)];
     let colour = COLOURS[index % COLOURS.len()];
-    format!("fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-dasharray=\"{dashes}\"")
+    format!(
+        "fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-dasharray=\"{dashes}\""
+    )
 }
 
 fn polylines(frame: &Frame, index: usize, curve: &Curve) -> String {
@@ -167,7 +177,10 @@ fn polylines(frame: &Frame, index: usize, curve: &Curve) -> String {
         step += run.len() + 1;
         if !points.is_empty() {
             let points = points.join(" ");
-            svg.push_str(&format!("<polyline points=\"{points}\" {}/>\n", stroke(index)));
+            svg.push_str(&format!(
+                "<polyline points=\"{points}\" {}/>\n",
+                stroke(index)
+            ));
         }
     }
     svg

@@ -1,48 +1,39 @@
-//! Text in columns.
+//! Text in columns, line by line, so that a line can be shown as soon as it is
+//! known.
 
-/// Rows of text, printed in columns as wide as they need to be.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Table {
-    rows: Vec<Vec<String>>,
+/// Columns of fixed width; a cell that is too long moves the rest to the right.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Columns<const N: usize> {
+    headings: [(&'static str, usize); N],
 }
 
-impl Table {
-    /// A table that starts with a row of headings.
+impl<const N: usize> Columns<N> {
+    /// Columns with a heading and a width each.
     ///
     /// ```
-    /// let mut table = examples::Table::new(["mode", "loss"]);
-    /// table.row(["single", "0.5"].map(str::to_owned));
-    /// assert_eq!(table.to_string(), "mode    loss\nsingle  0.5\n");
+    /// let columns = examples::Columns::new([("mode", 8), ("loss", 6)]);
+    /// assert_eq!(columns.heading(), "mode      loss");
+    /// assert_eq!(columns.line(["single", "0.5"].map(str::to_owned)), "single    0.5");
     /// ```
-    pub fn new<const N: usize>(headings: [&str; N]) -> Self {
-        Self {
-            rows: vec![headings.map(str::to_owned).to_vec()],
-        }
+    pub const fn new(headings: [(&'static str, usize); N]) -> Self {
+        Self { headings }
     }
 
-    /// Adds a row.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.to_vec());
+    /// The line of headings.
+    pub fn heading(&self) -> String {
+        self.line(self.headings.map(|(heading, _)| heading.to_owned()))
     }
-}
 
-impl std::fmt::Display for Table {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        for row in &self.rows {
-            let line: String = row
-                .iter()
-                .zip(&widths)
-                .map(|(cell, &width)| format!("{cell:width$}  "))
-                .collect();
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        Ok(())
+    /// A line of cells.
+    pub fn line(&self, cells: [String; N]) -> String {
+        let padded = cells
+            .iter()
+            .zip(&self.headings)
+            .map(|(cell, (heading, width))| {
+                let width = heading.chars().count().max(*width);
+                format!("{cell:width$}  ")
+            });
+        padded.collect::<String>().trim_end().to_owned()
     }
 }
 

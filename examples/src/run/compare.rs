@@ -1,0 +1,176 @@
+//! `mlp compare`, printed.
+
+use std::io::Write;
+use std::path::Path;
+
+use super::{counted, percent, say, widths};
+use crate::compare::tolerance;
+use crate::{
+    Columns, CompareFlags, Curve, Error, Mode, ModeReport, Task, Verdict, compare, curves_csv,
+    curves_svg, grouped, print,
+};
+
+const COLUMNS: Columns<10> = Columns::new([
+    ("mode", 10),
+    ("ranks", 5),
+    ("final loss", 10),
+    ("max |Δ loss|", 12),
+    ("bits equal", 10),
+    ("buckets", 7),
+    ("bytes sent/rank", 15),
+    ("by formula", 12),
+    ("hidden", 6),
+    ("ran, verdict", 12),
+]);
+
+/// Compares and prints; the outcome is whether every verdict passed.
+///
+/// # Errors
+/// [`Error`], before or while a mode runs.
+pub fn run_compare(flags: &CompareFlags) -> Result<bool, Error> {
+    let settings = flags.settings()?;
+    let modes = Mode::read(&settings.compare.modes)?;
+    if flags.print_config() {
+        say(print(&settings).trim_end());
+        return Ok(true);
+    }
+    let task = Task::new(settings)?;
+    let out = task.settings().compare.out.as_path();
+    make(out)?;
+    let json = flags.json();
+    if !json {
+        introduce(&task, flags);
+    }
+    let reports = compare(&task, &modes, flags.fault(), |report| {
+        match json {
+            true => say(serde_json::to_string(report).expect("a report serialises")),
+            false => say(line(report)),
+        }
+        for failure in &report.failures {
+            drop(writeln!(std::io::stderr(), "{}: {failure}", report.mode));
+        }
+    })?;
+    let [csv, svg] = write_curves(out, &reports)?;
+    let passed = reports.iter().all(|report| report.verdict == Verdict::Pass);
+    if !json {
+        conclude(&reports, passed);
+        say(format_args!("curves: {csv}\n        {svg}"));
+    }
+    Ok(passed)
+}
+
+/// What is compared, in a few lines, then the headings.
+fn introduce(task: &Task, flags: &CompareFlags) {
+    let settings = task.settings();
+    say(format_args!(
+        "{}, {} rows; model {} ({} parameters, {}); {} at {}; {} steps of {} rows",
+        task.data().name,
+        grouped(task.data().train.len() as u64),
+        widths(&settings.model.layers),
+        grouped(task.parameters() as u64),
+        settings.model.dtype,
+        settings.optim.kind,
+        settings.optim.lr,
+        task.steps(),
+        settings.train.global_batch_size,
+    ));
+    say(format_args!(
+        "same start, same global batches; tolerance {:.0e} a step; {} ranks are threads",
+        tolerance(task),
+        settings.run.world_size
+    ));
+    let defaults = ddp::DdpConfig::default();
+    say(format_args!(
+        "buckets: the first up to {} MB, the others up to {} MB (usually {} and {})",
+        settings.ddp.first_bucket_mb,
+        settings.ddp.bucket_cap_mb,
+        defaults.first_bucket_mb,
+        defaults.bucket_cap_mb
+    ));
+    if let Some(fault) = flags.fault() {
+        say(format_args!("injected fault: {fault:?}"));
+    }
+    say(format_args!("\n{}", COLUMNS.heading()));
+}
+
+fn line(report: &ModeReport) -> String {
+    let verdict = match report.verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail => "FAIL",
+    };
+    let none = || "-".to_owned();
+    let of_ranks = |value: u64| match report.buckets {
+        0 => none(),
+        _ => grouped(value),
+    };
+    COLUMNS.line([
+        report.mode.clone(),
+        report.world_size.to_string(),
+        format!("{:.6}", report.final_loss),
+        format!("{:.2e}", report.max_abs_diff),
+        match report.bits_equal_ranks {
+            true => "yes".to_owned(),
+            false => "NO".to_owned(),
+        },
+        of_ranks(report.buckets as u64),
+        of_ranks(report.bytes_per_rank),
+        of_ranks(report.bytes_formula),
+        report.hidden.map_or_else(none, percent),
+        format!("{}, {verdict}", report.algorithm.as_deref().unwrap_or("-")),
+    ])
+}
+
+fn conclude(reports: &[ModeReport], passed: bool) {
+    /// Below this share it takes a word why so little is hidden.
+    const LITTLE: f64 = 0.25;
+    if let Some(report) = reports.iter().find(|report| report.buckets > 0) {
+        say(format_args!(
+            "\nEach step reduced {}.",
+            counted(report.buckets, "bucket")
+        ));
+        if report.hidden.is_some_and(|share| share < LITTLE) {
+            say(
+                "The backward pass of so small a model is over before much communication can hide in it;",
+            );
+            say("`mlp train --preset wide` shows buckets of full size.");
+        }
+    }
+    say(match passed {
+        true => "All modes agree.",
+        false => "Not all modes agree; the reasons are on standard error.",
+    });
+}
+
+/// Writes the loss of every mode as CSV and as a drawing; returns where.
+fn write_curves(folder: &Path, reports: &[ModeReport]) -> Result<[String; 2], Error> {
+    let curves: Vec<Curve> = reports
+        .iter()
+        .map(|report| Curve {
+            name: report.mode.clone(),
+            values: report.losses.clone(),
+        })
+        .collect();
+    let drawing = curves_svg("Loss of each step", "step", "loss", &curves);
+    Ok([
+        write(folder, "compare.csv", &curves_csv(&curves))?,
+        write(folder, "compare.svg", &drawing)?,
+    ])
+}
+
+/// Makes the folder, before the work rather than after it.
+fn make(folder: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> Result<String, Error> {
+    let path = folder.join(name);
+    std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
+    Ok(path.display().to_string())
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Error {
+    Error::Write {
+        path: path.display().to_string(),
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,161 @@
+//! What `mlp` trains on: the data, cut into global batches, as tensors.
+
+use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use collectives::Place;
+use ddp::{Batch, DistributedSampler};
+
+use crate::model::tensor;
+use crate::{ConfigError, DataSet, Error, Mlp, Samples, Settings, digits, mnist_folder, synthetic};
+
+/// Settings and the data they name, fitted to each other.
+#[derive(Debug, Clone)]
+pub struct Task {
+    settings: Settings,
+    data: DataSet,
+}
+
+impl Task {
+    /// Checks the settings, loads the data and holds the first and last layer
+    /// against them.
+    ///
+    /// # Errors
+    /// [`Error::Config`] and [`Error::Data`].
+    ///
+    /// ```
+    /// use examples::{Settings, Task};
+    ///
+    /// let mut settings = Settings::compare();
+    /// settings.model.layers = vec![64, 32, 11];
+    /// let error = Task::new(settings).unwrap_err();
+    /// assert!(error.to_string().contains("10 last"), "{error}");
+    /// ```
+    pub fn new(settings: Settings) -> Result<Self, Error> {
+        settings.check()?;
+        let folder = &settings.data.dir;
+        let data = if settings.data.synthetic {
+            synthetic(settings.run.seed)
+        } else if folder.as_os_str().is_empty() {
+            digits()
+        } else {
+            mnist_folder(folder, settings.data.pixel_scale)?
+        };
+        let (width, classes) = (data.train.width(), data.classes);
+        let layers = &settings.model.layers;
+        if layers.first() != Some(&width) || layers.last() != Some(&classes) {
+            return Err(Error::Config(ConfigError::Value {
+                key: "model.layers".to_owned(),
+                value: format!("{layers:?}"),
+                allowed: format!(
+                    "{} has {width} features and {classes} classes, so {width} must come first \
+                     and {classes} last",
+                    data.name
+                ),
+            }));
+        }
+        Ok(Self { settings, data })
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The data.
+    pub fn data(&self) -> &DataSet {
+        &self.data
+    }
+
+    /// Steps of one pass over the training rows.
+    pub fn steps_per_epoch(&self) -> usize {
+        let batch = self.settings.train.global_batch_size;
+        self.data.train.len().div_ceil(batch)
+    }
+
+    /// Steps of the whole run.
+    pub fn steps(&self) -> usize {
+        match self.settings.train.steps {
+            0 => self
+                .settings
+                .train
+                .epochs
+                .saturating_mul(self.steps_per_epoch()),
+            steps => steps,
+        }
+    }
+
+    /// Weights and biases of the model.
+    pub fn parameters(&self) -> usize {
+        let layers = self.settings.model.layers.windows(2);
+        layers.map(|pair| (pair[0] + 1) * pair[1]).sum()
+    }
+
+    /// The start that all modes and ranks share.
+    pub(crate) fn model(&self, device: &Device) -> Mlp {
+        let model = &self.settings.model;
+        Mlp::new(&model.layers, self.settings.run.seed, model.dtype, device)
+    }
+
+    /// This place's batches for the whole run, shuffled anew each epoch.
+    pub(crate) fn batches(&self, place: Place) -> ddp::Result<impl Iterator<Item = Batch>> {
+        let rows = self.data.train.len();
+        let batch = self.settings.train.global_batch_size;
+        let sampler = DistributedSampler::new(rows, batch, place)?;
+        let mut sampler = sampler.with_shuffle(self.settings.run.seed);
+        Ok(std::iter::repeat_with(move || sampler.epoch())
+            .flatten()
+            .take(self.steps()))
+    }
+
+    /// Training rows as features `[rows, width]` and targets `[rows]`.
+    pub(crate) fn train_rows(
+        &self,
+        rows: &[usize],
+        device: &Device,
+    ) -> (Tensor<2>, Tensor<1, Int>) {
+        let samples = &self.data.train;
+        let targets: Vec<i64> = rows
+            .iter()
+            .map(|&row| i64::from(samples.labels()[row]))
+            .collect();
+        let targets = TensorData::new(targets, [rows.len()]);
+        (
+            self.features(samples, rows, device),
+            Tensor::from_data(targets, device),
+        )
+    }
+
+    /// Mean cross-entropy.
+    pub(crate) fn criterion(&self, device: &Device) -> CrossEntropyLoss {
+        CrossEntropyLossConfig::new().init(device)
+    }
+
+    /// Share of test rows that the model puts into the right class.
+    pub(crate) fn accuracy(&self, model: &Mlp, device: &Device) -> f64 {
+        /// Rows at a time, to bound memory.
+        const CHUNK: usize = 1000;
+        let samples = &self.data.test;
+        let rows: Vec<usize> = (0..samples.len()).collect();
+        let right: usize = rows
+            .chunks(CHUNK)
+            .map(|rows| {
+                let logits = model.forward(self.features(samples, rows, device));
+                let classes = logits.argmax(1).into_data();
+                let pairs = classes.iter::<i64>().zip(rows);
+                pairs
+                    .filter(|(class, row)| *class == i64::from(samples.labels()[**row]))
+                    .count()
+            })
+            .sum();
+        right as f64 / samples.len() as f64
+    }
+
+    fn features(&self, samples: &Samples, rows: &[usize], device: &Device) -> Tensor<2> {
+        let values: Vec<f64> = rows
+            .iter()
+            .flat_map(|&row| samples.row(row).iter().copied().map(f64::from))
+            .collect();
+        let shape = [rows.len(), samples.width()];
+        tensor(values, shape, self.settings.model.dtype, device)
+    }
+}

@@ -1,0 +1,8 @@
+//! The claims of the examples, in one binary, since Burn is slow to link.
+
+mod compare;
+mod config;
+mod data;
+mod kmeans;
+mod programs;
+mod report;
