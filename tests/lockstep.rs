@@ -1,1 +1,2 @@
 //! One binary for what no single crate can prove alone.
+mod gloo;

@@ -1,14 +1,15 @@
 //! What the ranks of a world know of each other beside the data: who has come
 //! how far, who is gone, and what went wrong first.
 use std::{
+    collections::VecDeque,
     fmt,
     sync::{
-        OnceLock,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use crate::Error;
+use crate::{Error, Fingerprint};
 
 /// One world's notice board. Ranks of one process share it.
 ///
@@ -17,15 +18,36 @@ use crate::Error;
 #[derive(Debug)]
 pub struct Board {
     seats: Vec<Seat>,
+    ended: AtomicU64,
     first: OnceLock<(usize, Error)>,
 }
 
+/// Collectives of which the board remembers what each rank called, to explain a
+/// wait that ends badly. A rank is seldom further ahead of another than this.
+const REMEMBERED: usize = 64;
+
 /// Aligned so that two ranks do not write to one cache line.
 #[repr(align(128))]
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Seat {
     entered: AtomicU64,
-    fate: OnceLock<Fate>,
+    recent: Mutex<VecDeque<Fingerprint>>,
+    /// With its place in the order of all ends.
+    fate: OnceLock<(u64, Fate)>,
+}
+
+impl Seat {
+    fn new() -> Self {
+        Self {
+            entered: AtomicU64::new(0),
+            recent: Mutex::new(VecDeque::with_capacity(REMEMBERED)),
+            fate: OnceLock::new(),
+        }
+    }
+
+    fn recent(&self) -> MutexGuard<'_, VecDeque<Fingerprint>> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// How a rank's membership ended.
@@ -57,14 +79,39 @@ impl Board {
     /// An empty board for `world` ranks.
     pub fn new(world: usize) -> Self {
         Self {
-            seats: (0..world).map(|_| Seat::default()).collect(),
+            seats: (0..world).map(|_| Seat::new()).collect(),
+            ended: AtomicU64::new(0),
             first: OnceLock::new(),
         }
     }
 
-    /// `rank` begins its collective number `seq`.
-    pub(crate) fn enter(&self, rank: usize, seq: u64) {
-        self.seats[rank].entered.store(seq, Ordering::Relaxed);
+    /// `rank` begins a collective.
+    pub(crate) fn enter(&self, rank: usize, call: Fingerprint) {
+        let seat = &self.seats[rank];
+        let mut recent = seat.recent();
+        if recent.len() == REMEMBERED {
+            recent.pop_front();
+        }
+        recent.push_back(call);
+        seat.entered.store(call.seq, Ordering::Relaxed);
+    }
+
+    /// What `rank` called as its collective number `seq`, as far as is remembered.
+    pub(crate) fn call(&self, rank: usize, seq: u64) -> Option<Fingerprint> {
+        let recent = self.seats[rank].recent();
+        recent.iter().find(|call| call.seq == seq).copied()
+    }
+
+    /// The first collective in which another rank differs from `rank`: that other
+    /// rank, what `rank` called, and what the other did.
+    pub(crate) fn disagreement(&self, rank: usize) -> Option<(usize, Fingerprint, Fingerprint)> {
+        let mine = self.seats[rank].recent().clone();
+        mine.into_iter().find_map(|mine| {
+            let differs = |peer| Some((peer, mine, self.call(peer, mine.seq)?));
+            (0..self.seats.len())
+                .filter_map(differs)
+                .find(|(_, mine, theirs)| mine != theirs)
+        })
     }
 
     /// How many collectives `rank` has begun.
@@ -79,13 +126,19 @@ impl Board {
 
     /// Says how `rank` ended; the first word stands.
     pub(crate) fn end(&self, rank: usize, fate: Fate) {
+        let turn = self.ended.fetch_add(1, Ordering::Relaxed);
         // A second end, say of a rank that panics and then drops, adds nothing.
-        let _ = self.seats[rank].fate.set(fate);
+        let _ = self.seats[rank].fate.set((turn, fate));
     }
 
     /// How `rank` ended, if it has.
     pub(crate) fn fate(&self, rank: usize) -> Option<&Fate> {
-        self.seats[rank].fate.get()
+        self.seats[rank].fate.get().map(|(_, fate)| fate)
+    }
+
+    /// Whose turn it was when `rank` ended: who ends because of another ends later.
+    pub(crate) fn end_of(&self, rank: usize) -> Option<u64> {
+        self.seats[rank].fate.get().map(|(turn, _)| *turn)
     }
 
     /// Says what stopped the world; the first cause stands.

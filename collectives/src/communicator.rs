@@ -1,6 +1,5 @@
 //! The public face: blocking collectives among the ranks of one world.
 use std::{
-    collections::VecDeque,
     fmt,
     ops::{Deref, DerefMut, Range},
     sync::Arc,
@@ -30,6 +29,18 @@ use crate::{
 /// A rank that only sends in a call (the root of a broadcast) may learn of a
 /// disagreement at its next call.
 ///
+/// Two threads cannot use one communicator at once, which would leave the order
+/// of their calls to chance:
+///
+/// ```compile_fail,E0499
+/// # fn both(mut communicator: collectives::Communicator) {
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| communicator.barrier());
+///     scope.spawn(|| communicator.barrier());
+/// });
+/// # }
+/// ```
+///
 /// ```
 /// use collectives::{Communicator, CommunicatorConfig, ReduceOp, transport::Local};
 /// # fn main() -> collectives::Result<()> {
@@ -46,8 +57,8 @@ pub struct Communicator {
     config: CommunicatorConfig,
     timeout: Duration,
     issued: u64,
+    history: u64,
     messages: Messages,
-    recent: VecDeque<Fingerprint>,
     plan: Schedule,
     stats: Stats,
     poison: Option<Error>,
@@ -60,10 +71,6 @@ struct Messages {
     sent: Vec<u64>,
     received: Vec<u64>,
 }
-
-/// Collectives of which a rank remembers what they were, to explain a message
-/// that comes late. A rank is never further ahead of another that it hears from.
-const REMEMBERED: usize = 64;
 
 impl Communicator {
     /// Joins the world that `link` reaches.
@@ -79,11 +86,11 @@ impl Communicator {
             config: config.clone(),
             timeout: config.timeout(),
             issued: 0,
+            history: 0,
             messages: Messages {
                 sent: vec![0; world],
                 received: vec![0; world],
             },
-            recent: VecDeque::with_capacity(REMEMBERED),
             plan: Schedule::new(),
             stats: Stats::new(world),
             poison: None,
@@ -238,7 +245,9 @@ impl Communicator {
     }
 
     /// Sends `buffer` to the rank `to`, which receives it with [`recv`](Self::recv).
-    /// May return before it has arrived.
+    ///
+    /// May return before it has arrived, or wait until it is received: two ranks
+    /// that both send much before either receives wait until the deadline.
     ///
     /// # Errors
     ///
@@ -321,8 +330,12 @@ impl Communicator {
         };
         self.issued += 1;
         self.enter()?;
-        let fingerprint = self.fingerprint(call, self.issued, Some(algorithm));
-        self.remember(fingerprint);
+        let fingerprint = Fingerprint {
+            history: self.history,
+            ..self.fingerprint(call, self.issued, Some(algorithm))
+        };
+        self.history = fingerprint.digest();
+        self.board().enter(place.rank, fingerprint);
         self.plan.clear();
         algorithm.plan(&call, place, &mut self.plan);
         let fold = op.unwrap_or(ReduceOp::Sum);
@@ -396,6 +409,7 @@ impl Communicator {
     fn fingerprint(&self, call: Call, seq: u64, algorithm: Option<Algorithm>) -> Fingerprint {
         Fingerprint {
             seq,
+            history: 0,
             call,
             algorithm,
             segment: ((self.config.segment_kb << 10) / call.dtype.size()).max(1),
@@ -413,16 +427,7 @@ impl Communicator {
         if let Some(error) = self.told() {
             return Err(self.stop(error));
         }
-        let Place { rank, .. } = self.place();
-        self.board().enter(rank, self.issued);
         Ok(())
-    }
-
-    fn remember(&mut self, fingerprint: Fingerprint) {
-        if self.recent.len() == REMEMBERED {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(fingerprint);
     }
 
     /// What another rank has put on the board.
@@ -441,16 +446,10 @@ impl Communicator {
             fingerprint: Box::new(fingerprint),
         };
         match trouble {
-            Trouble::Mismatch { peer, theirs } => {
+            Trouble::Mismatch { peer, theirs } => self.disagreement(&at).unwrap_or_else(|| {
                 let mine = self.call_like(&theirs, fingerprint);
-                Error::Mismatch {
-                    at,
-                    peer,
-                    field: mine.difference(&theirs).unwrap_or("their history"),
-                    mine: Box::new(mine),
-                    theirs,
-                }
-            }
+                mismatch(at, peer, mine, *theirs)
+            }),
             Trouble::Length {
                 peer,
                 expected,
@@ -461,21 +460,34 @@ impl Communicator {
                 expected,
                 got,
             },
-            Trouble::Gone { peer } => self.told().unwrap_or_else(|| Error::PeerFailed {
-                at,
-                peer,
-                fate: self
-                    .board()
-                    .fate(peer)
-                    .cloned()
-                    .unwrap_or(Fate::Disconnected),
-            }),
-            Trouble::Silent { peer } => self.told().unwrap_or_else(|| Error::Timeout {
-                at,
-                after: self.timeout,
-                late: self.late(peer, fingerprint),
-            }),
+            // Ranks in different calls may wait for each other and send nothing.
+            Trouble::Gone { peer } => self
+                .told()
+                .or_else(|| self.disagreement(&at))
+                .unwrap_or_else(|| Error::PeerFailed {
+                    at,
+                    peer,
+                    fate: self
+                        .board()
+                        .fate(peer)
+                        .cloned()
+                        .unwrap_or(Fate::Disconnected),
+                }),
+            Trouble::Silent { peer } => self
+                .told()
+                .or_else(|| self.disagreement(&at))
+                .unwrap_or_else(|| Error::Timeout {
+                    at,
+                    after: self.timeout,
+                    late: self.late(peer, fingerprint),
+                }),
         }
+    }
+
+    /// The first call in which the board has another rank differ from this one.
+    fn disagreement(&self, at: &At) -> Option<Error> {
+        let (peer, mine, theirs) = self.board().disagreement(self.rank())?;
+        Some(mismatch(at.clone(), peer, mine, theirs))
     }
 
     /// The ranks that have not come to this call; if all have, the one waited for.
@@ -501,8 +513,8 @@ impl Communicator {
     fn call_like(&self, theirs: &Fingerprint, current: Fingerprint) -> Fingerprint {
         let planned = |fingerprint: &Fingerprint| fingerprint.algorithm.is_some();
         if planned(theirs) && planned(&current) && theirs.seq < current.seq {
-            let same = |mine: &&Fingerprint| mine.seq == theirs.seq;
-            return self.recent.iter().find(same).copied().unwrap_or(current);
+            let mine = self.board().call(self.rank(), theirs.seq);
+            return mine.unwrap_or(current);
         }
         current
     }
@@ -540,6 +552,16 @@ impl Communicator {
         if op == ReduceOp::Mean {
             T::divide(buffer, self.world_size());
         }
+    }
+}
+
+fn mismatch(at: At, peer: usize, mine: Fingerprint, theirs: Fingerprint) -> Error {
+    Error::Mismatch {
+        at,
+        peer,
+        field: mine.difference(&theirs).unwrap_or("what came between"),
+        mine: Box::new(mine),
+        theirs: Box::new(theirs),
     }
 }
 

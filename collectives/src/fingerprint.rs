@@ -1,5 +1,8 @@
 //! What each call is, in a few words that travel with its data.
-use std::fmt;
+use std::{
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +60,7 @@ impl fmt::Display for Collective {
 }
 
 /// What a caller asks for: all that a plan needs to know, and no data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
     /// The operation.
     pub collective: Collective,
@@ -93,11 +96,15 @@ impl fmt::Display for Call {
 
 /// A call as one rank made it. It travels with every message of the call, so a
 /// disagreement between ranks is seen at once, and costs nothing when all agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     /// The number of the call, from 1: collectives of this communicator, or
     /// messages between these two ranks.
     pub seq: u64,
+    /// The [digest](Self::digest) of the collective before this one, and with it
+    /// of all before; 0 for the first, and for a single message. Two ranks may part
+    /// in a call in which neither hears from the other: their next message tells.
+    pub history: u64,
     /// What was asked for.
     pub call: Call,
     /// The plan that carries it out; none for a single message.
@@ -107,6 +114,13 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
+    /// This call and all before it in one number.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// The first field in which two ranks differ.
     pub fn difference(&self, other: &Self) -> Option<&'static str> {
         let (a, b) = (&self.call, &other.call);
@@ -119,6 +133,7 @@ impl Fingerprint {
             ("the root", a.root != b.root),
             ("the algorithm", self.algorithm != other.algorithm),
             ("the segment size", self.segment != other.segment),
+            ("the calls before", self.history != other.history),
         ]
         .into_iter()
         .find_map(|(field, differs)| differs.then_some(field))

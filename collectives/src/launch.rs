@@ -7,7 +7,10 @@ use std::{
     thread,
 };
 
-use crate::{Communicator, CommunicatorConfig, Error, transport::Local};
+use crate::{
+    Board, Communicator, CommunicatorConfig, Error,
+    transport::{Local, Transport},
+};
 
 type Cause = Box<dyn StdError + Send + Sync>;
 
@@ -87,7 +90,8 @@ fn collective_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error
 /// # Errors
 ///
 /// When ranks fail, the failure nearest to the cause: a panic before an error of
-/// the caller's own before one that only reports another rank.
+/// the caller's own before one that only reports another rank; of equals that of
+/// the rank whose communicator was dropped first.
 pub fn spawn<R, E>(
     world: usize,
     config: &CommunicatorConfig,
@@ -106,8 +110,10 @@ where
         }));
     }
     let (report, reports) = mpsc::channel();
+    let mesh = Local::mesh(world);
+    let board = mesh[0].board().clone();
     let started = thread::scope(|scope| {
-        for (number, link) in Local::mesh(world).into_iter().enumerate() {
+        for (number, link) in mesh.into_iter().enumerate() {
             let (report, body) = (report.clone(), &rank);
             let run = move || {
                 let outcome = run(number, link, config, body);
@@ -126,7 +132,7 @@ where
         Ok(())
     });
     drop(report);
-    gather(world, started, reports)
+    gather(&board, world, started, reports)
 }
 
 fn run<R, E: Into<Cause>>(
@@ -151,6 +157,7 @@ fn run<R, E: Into<Cause>>(
 
 /// Puts results in rank order, or picks the failure nearest to the cause.
 fn gather<R>(
+    board: &Board,
     world: usize,
     started: Result<(), Error>,
     reports: mpsc::Receiver<(usize, Result<R, LaunchError>)>,
@@ -164,7 +171,11 @@ fn gather<R>(
             Err(failure) => failures.push(failure),
         }
     }
-    match failures.into_iter().min_by_key(LaunchError::distance) {
+    let nearness = |failure: &LaunchError| {
+        let end = failure.rank().and_then(|rank| board.end_of(rank));
+        (failure.distance(), end.unwrap_or(u64::MAX))
+    };
+    match failures.into_iter().min_by_key(nearness) {
         Some(failure) => Err(failure),
         None => Ok(results.into_iter().flatten().collect()),
     }

@@ -149,13 +149,19 @@ impl CommStream {
     /// Starts anything else that is done with a communicator, with another
     /// [deadline](Communicator::within) for instance.
     ///
-    /// A panic of `job` becomes an error on every rank.
+    /// A panic of `job` becomes an error on every rank. What is issued while this
+    /// thread panics fails at once, as it would without a stream.
     pub fn run<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Communicator) -> Result<R> + Send + 'static,
     ) -> Work<R> {
         let (answer, done) = bounded(1);
+        let panicking = thread::panicking();
         let job: Job = Box::new(move |communicator| {
+            if panicking {
+                let error = communicator.abort("a collective was called while this rank panics");
+                return drop(answer.send(Err(error)));
+            }
             let outcome =
                 catch_unwind(AssertUnwindSafe(|| job(communicator))).unwrap_or_else(|panic| {
                     let message = panic_message(panic.as_ref());

@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Instant};
 
 use crossbeam_channel::{
-    Receiver, RecvTimeoutError, Select, SendTimeoutError, Sender, TrySendError, bounded,
+    Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError, bounded, select,
 };
 
 use super::{Incoming, Outgoing, Ticket, Transport, Trouble};
@@ -98,7 +98,8 @@ impl Lane {
     fn new() -> Self {
         Self {
             messages: bounded(UNDER_WAY),
-            empties: bounded(UNDER_WAY + 1),
+            // One more is being filled, and one being read.
+            empties: bounded(UNDER_WAY + 2),
         }
     }
 }
@@ -215,22 +216,18 @@ fn both(
     recv: &Incoming<'_>,
     ticket: &Ticket,
 ) -> Result<Message, Trouble> {
-    let mut select = Select::new();
-    let room = select.send(&target.out);
-    select.recv(&source.inbox);
-    let ready = select
-        .select_deadline(ticket.deadline)
-        .map_err(|_| Trouble::Silent { peer: recv.from })?;
-    if ready.index() == room {
-        ready
-            .send(&target.out, message)
-            .map_err(|_| Trouble::Gone { peer: to })?;
-        source.take(recv.from, ticket.deadline)
-    } else {
-        let arrived = ready
-            .recv(&source.inbox)
-            .map_err(|_| Trouble::Gone { peer: recv.from })?;
-        target.put(to, message, ticket.deadline)?;
-        Ok(arrived)
+    let left = ticket.deadline.saturating_duration_since(Instant::now());
+    // The macro, since a `Select` allocates.
+    select! {
+        send(target.out, message) -> sent => {
+            sent.map_err(|_| Trouble::Gone { peer: to })?;
+            source.take(recv.from, ticket.deadline)
+        }
+        recv(source.inbox) -> arrived => {
+            let arrived = arrived.map_err(|_| Trouble::Gone { peer: recv.from })?;
+            target.put(to, message, ticket.deadline)?;
+            Ok(arrived)
+        }
+        default(left) => Err(Trouble::Silent { peer: recv.from }),
     }
 }

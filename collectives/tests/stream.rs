@@ -1,0 +1,298 @@
+//! Collectives in the background: in order, with their buffers, whatever is dropped.
+use std::{
+    sync::mpsc::channel,
+    thread,
+    time::{Duration, Instant},
+};
+
+use collectives::{
+    Algorithm, CommStream, Communicator, CommunicatorConfig, Error, ReduceOp, launch,
+    transport::Local,
+};
+
+use crate::world::{by, each_rank, ends, everywhere};
+
+/// More than any prompt error takes, less than a deadline.
+const PROMPT: Duration = Duration::from_secs(5);
+
+#[test]
+fn work_is_done_in_the_order_in_which_it_was_issued() {
+    for (algorithm, world) in everywhere(&[1, 2, 3]) {
+        each_rank(world, &by(algorithm), |communicator| {
+            let stream = CommStream::new(communicator).unwrap();
+            let (done, order) = channel();
+            let works: Vec<_> = (0..50)
+                .map(|turn| {
+                    let done = done.clone();
+                    stream.run(move |communicator| {
+                        let mut buffer = [turn];
+                        communicator.all_reduce(&mut buffer, ReduceOp::Sum)?;
+                        done.send(turn).unwrap();
+                        Ok(buffer[0])
+                    })
+                })
+                .collect();
+            // Asked for last first: waiting does not decide the order.
+            for (turn, work) in works.into_iter().enumerate().rev() {
+                assert_eq!(work.wait().unwrap(), world as i32 * turn as i32);
+            }
+            drop(done);
+            assert!(order.iter().eq(0..50));
+        });
+    }
+}
+
+#[test]
+fn the_buffer_that_went_in_comes_back() {
+    each_rank(3, &by(Algorithm::Ring), |communicator| {
+        let place = communicator.place();
+        let stream = CommStream::new(communicator).unwrap();
+        assert_eq!(stream.place(), place);
+        let mut buffer = Vec::with_capacity(1000);
+        buffer.resize(10, place.rank as f32);
+        let (address, capacity) = (buffer.as_ptr(), buffer.capacity());
+        let buffer = stream.all_reduce(buffer, ReduceOp::Sum).wait().unwrap();
+        assert_eq!(buffer, [3.0; 10]);
+        assert_eq!((buffer.as_ptr(), buffer.capacity()), (address, capacity));
+        let boxed: Box<[f32]> = vec![place.rank as f32; 4].into();
+        assert_eq!(*stream.broadcast(boxed, 2).wait().unwrap(), [2.0; 4]);
+        assert_eq!(
+            stream.all_gather([place.rank as u8; 3]).wait().unwrap(),
+            [0, 1, 2]
+        );
+        let part = stream
+            .reduce_scatter([1i64, 2, 3], ReduceOp::Sum)
+            .wait()
+            .unwrap();
+        assert_eq!(part[place.rank], 3 * (place.rank as i64 + 1));
+        let sum = stream.reduce([1.5f64], ReduceOp::Sum, 1).wait().unwrap();
+        assert!(place.rank != 1 || sum == [4.5]);
+        assert_eq!(stream.stats().unwrap().total().calls, 5);
+    });
+}
+
+#[test]
+fn work_is_finished_when_the_last_rank_has_come() {
+    let (go, gone) = channel::<()>();
+    let (go, gone) = (std::sync::Mutex::new(Some(go)), std::sync::Mutex::new(gone));
+    each_rank(2, &by(Algorithm::Tree), |communicator| {
+        let rank = communicator.rank();
+        let stream = CommStream::new(communicator).unwrap();
+        if rank == 0 {
+            let work = stream.all_reduce([1.0f32], ReduceOp::Sum);
+            // Rank 1 has not been let go, so this cannot be.
+            assert!(!work.is_finished());
+            drop(go.lock().unwrap().take());
+            let start = Instant::now();
+            while !work.is_finished() {
+                assert!(start.elapsed() < PROMPT);
+                thread::yield_now();
+            }
+            assert_eq!(work.wait().unwrap(), [2.0]);
+        } else {
+            gone.lock().unwrap().recv().unwrap_err();
+            assert_eq!(
+                stream.all_reduce([1.0f32], ReduceOp::Sum).wait().unwrap(),
+                [2.0]
+            );
+        }
+    });
+}
+
+#[test]
+fn a_dropped_handle_changes_nothing_for_the_others() {
+    each_rank(3, &by(Algorithm::Ring), |communicator| {
+        let rank = communicator.rank();
+        let stream = CommStream::new(communicator).unwrap();
+        for turn in 0..20 {
+            let work = stream.all_reduce(vec![turn; 100], ReduceOp::Sum);
+            match turn % 3 == rank as i32 {
+                true => drop(work),
+                false => assert_eq!(work.wait().unwrap(), [3 * turn; 100]),
+            }
+        }
+        assert_eq!(stream.barrier().wait(), Ok(()));
+    });
+}
+
+#[test]
+fn a_dropped_stream_lets_the_issued_work_finish() {
+    each_rank(3, &by(Algorithm::Tree), |communicator| {
+        let stream = CommStream::new(communicator).unwrap();
+        let works: Vec<_> = (0..20u64)
+            .map(|turn| stream.all_reduce([turn], ReduceOp::Sum))
+            .collect();
+        drop(stream);
+        for (turn, work) in (0..).zip(works) {
+            assert!(work.is_finished());
+            assert_eq!(work.wait().unwrap(), [3 * turn]);
+        }
+    });
+}
+
+#[test]
+fn the_communicator_comes_back_when_its_work_is_done() {
+    each_rank(2, &by(Algorithm::Ring), |communicator| {
+        let stream = CommStream::new(communicator).unwrap();
+        let work = stream.all_reduce([1u32], ReduceOp::Sum);
+        let mut communicator = stream.into_communicator().unwrap();
+        assert!(work.is_finished());
+        assert_eq!(work.wait().unwrap(), [2]);
+        let mut buffer = [3u32];
+        communicator.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        assert_eq!((buffer, communicator.stats().total().calls), ([6], 2));
+        CommStream::new(communicator)
+            .unwrap()
+            .barrier()
+            .wait()
+            .unwrap();
+    });
+}
+
+#[test]
+fn work_that_panics_is_an_error_on_every_rank() {
+    for (algorithm, world) in everywhere(&[1, 2, 4]) {
+        let start = Instant::now();
+        each_rank(world, &by(algorithm), |communicator| {
+            let rank = communicator.rank();
+            let stream = CommStream::new(communicator).unwrap();
+            let work = match rank {
+                0 => stream.run(|_| panic!("no such layer")),
+                _ => stream.all_reduce(vec![1.0f32; 10], ReduceOp::Sum),
+            };
+            let error = work.wait().unwrap_err();
+            assert_eq!(error.ranks(), [0], "{error}");
+            assert!(
+                error.to_string().contains("panicked: no such layer"),
+                "{error}"
+            );
+            // The stream lives, and says the same again.
+            assert_eq!(stream.barrier().wait(), Err(error));
+        });
+        assert!(start.elapsed() < PROMPT);
+    }
+}
+
+#[test]
+fn work_issued_after_a_failure_fails_alike() {
+    each_rank(2, &by(Algorithm::Ring), |communicator| {
+        let rank = communicator.rank();
+        let stream = CommStream::new(communicator).unwrap();
+        let works: Vec<_> = (0..5)
+            .map(|_| stream.all_reduce(vec![1.0f32; 3 + rank], ReduceOp::Sum))
+            .collect();
+        let errors: Vec<_> = works
+            .into_iter()
+            .map(|work| work.wait().unwrap_err())
+            .collect();
+        assert!(errors.iter().all(|error| error == &errors[0]));
+        assert!(
+            errors[0].to_string().contains("the length"),
+            "{}",
+            errors[0]
+        );
+    });
+}
+
+#[test]
+fn a_barrier_issued_behind_pending_work_waits_for_it() {
+    for (algorithm, world) in everywhere(&[2, 3]) {
+        each_rank(world, &by(algorithm), |communicator| {
+            let stream = CommStream::new(communicator).unwrap();
+            for _ in 0..50 {
+                let sum = stream.all_reduce(vec![1.0f32; 1000], ReduceOp::Sum);
+                stream.barrier().wait().unwrap();
+                assert!(sum.is_finished());
+                assert_eq!(sum.wait().unwrap(), vec![world as f32; 1000]);
+            }
+        });
+    }
+}
+
+#[test]
+fn two_communicators_in_opposite_order_do_not_mix() {
+    let config = by(Algorithm::Ring);
+    let meshes = [Local::mesh(2), Local::mesh(2)];
+    let [first, second] = meshes.map(|mesh| mesh.into_iter());
+    thread::scope(|scope| {
+        for (a, b) in first.zip(second) {
+            let config = &config;
+            scope.spawn(move || {
+                let [a, b] = [a, b].map(|link| Communicator::new(link, config).unwrap());
+                let rank = a.rank() as i32;
+                let [a, b] = [a, b].map(|communicator| CommStream::new(communicator).unwrap());
+                let issue = |stream: &CommStream, factor| {
+                    stream.all_reduce([factor * (rank + 1)], ReduceOp::Sum)
+                };
+                for _ in 0..1000 {
+                    // Each communicator has a thread of its own; the ranks differ in order.
+                    let (sum_a, sum_b) = if rank == 0 {
+                        let sum_a = issue(&a, 1);
+                        (sum_a, issue(&b, 10))
+                    } else {
+                        let sum_b = issue(&b, 10);
+                        (issue(&a, 1), sum_b)
+                    };
+                    assert_eq!(sum_a.wait().unwrap(), [3]);
+                    assert_eq!(sum_b.wait().unwrap(), [30]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_thread_that_panics_takes_its_stream_along() {
+    for (algorithm, world) in everywhere(&[2, 4]) {
+        let start = Instant::now();
+        let ends = ends(&vec![by(algorithm); world], |communicator| {
+            let rank = communicator.rank();
+            let stream = CommStream::new(communicator).unwrap();
+            stream.barrier().wait().unwrap();
+            assert_ne!(rank, 1, "this rank panics");
+            stream
+                .all_reduce(vec![1.0f32; 10], ReduceOp::Sum)
+                .wait()
+                .unwrap_err()
+        });
+        for (rank, end) in ends.into_iter().enumerate() {
+            match (rank, end) {
+                (1, end) => drop(end.unwrap_err()),
+                (_, Ok(error)) => {
+                    assert_eq!(error.ranks(), [1], "{error}");
+                    assert!(error.to_string().contains("panicked"), "{error}");
+                }
+                (_, Err(said)) => panic!("{said}"),
+            }
+        }
+        assert!(start.elapsed() < PROMPT);
+    }
+}
+
+#[test]
+fn clean_up_that_issues_work_during_a_panic_fails_at_once() {
+    struct CleanUp(CommStream, std::sync::mpsc::Sender<Result<(), Error>>);
+    impl Drop for CleanUp {
+        fn drop(&mut self) {
+            let outcome = self.0.barrier().wait();
+            drop(self.1.send(outcome));
+        }
+    }
+    let start = Instant::now();
+    let (said, outcomes) = channel();
+    let error = launch::spawn(2, &CommunicatorConfig::new(), |communicator| {
+        let rank = communicator.rank();
+        let stream = CommStream::new(communicator)?;
+        stream.barrier().wait()?;
+        if rank == 1 {
+            let _clean_up = CleanUp(stream, said.clone());
+            panic!("the first cause");
+        }
+        stream.all_reduce([1.0f32], ReduceOp::Sum).wait().map(drop)
+    })
+    .unwrap_err();
+    assert_eq!(error.to_string(), "rank 1 panicked: the first cause");
+    let error = outcomes.recv().unwrap().unwrap_err();
+    assert_eq!(error.ranks(), [1], "{error}");
+    assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
+}
