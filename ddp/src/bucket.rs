@@ -111,7 +111,11 @@ impl BucketPlan {
             let bucket = match buckets.last_mut().filter(fits) {
                 Some(open) => open,
                 None => {
-                    buckets.push(Layout { dtype, slots: Vec::new(), elements: 0 });
+                    buckets.push(Layout {
+                        dtype,
+                        slots: Vec::new(),
+                        elements: 0,
+                    });
                     buckets.last_mut().expect("one was just pushed")
                 }
             };
@@ -122,7 +126,11 @@ impl BucketPlan {
             assert!(place.is_none(), "the order names slot {slot} twice");
         }
         if buckets.is_empty() {
-            buckets.push(Layout { dtype: Float::F32, slots: Vec::new(), elements: 0 });
+            buckets.push(Layout {
+                dtype: Float::F32,
+                slots: Vec::new(),
+                elements: 0,
+            });
         }
         let places = places.into_iter().flatten().collect();
         Self { buckets, places }
@@ -162,13 +170,19 @@ impl BucketPlan {
     /// Elements of `bucket` as it is reduced: gradients and tail.
     pub fn elements(&self, bucket: usize) -> usize {
         let first = if bucket == 0 { TOTALS } else { 0 };
-        let last = if bucket == self.len() - 1 { self.slots() } else { 0 };
+        let last = if bucket == self.len() - 1 {
+            self.slots()
+        } else {
+            0
+        };
         self.buckets[bucket].elements + first + last
     }
 
     /// Elements of each bucket as it is reduced, the first to be reduced first.
     pub fn buckets(&self) -> Vec<usize> {
-        (0..self.len()).map(|bucket| self.elements(bucket)).collect()
+        (0..self.len())
+            .map(|bucket| self.elements(bucket))
+            .collect()
     }
 
     /// Bytes of `bucket` as it is reduced.

@@ -2,78 +2,23 @@
 use std::mem;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
 use burn::backend::TensorMetadata;
-use burn::lr_scheduler::ModuleLearningRate;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use collectives::{CommStream, Communicator, Place, Stats};
-use serde::{Deserialize, Serialize};
 
 use crate::bucket::{BucketPlan, Caps};
-use crate::reducer::{Buffer, Gradient, Progress, Reduced, Reducer};
+use crate::reducer::{Buffer, Progress, Reduced, Reducer};
 use crate::slots::{self, Slots};
 use crate::tap::{Line, Tap};
-use crate::{Error, Result, StepRecord};
-
-/// How replicas exchange gradients. MB means 2^20 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DdpConfig {
-    /// Cap of a bucket; 0 reduces every parameter on its own.
-    pub bucket_cap_mb: f64,
-    /// Cap of the first bucket, small so that communication starts early.
-    pub first_bucket_mb: f64,
-    /// Whether buckets are reduced while the backward pass runs, or all after it.
-    pub overlap: bool,
-    /// Depth from one rung to the next; more than the operations between the first uses of two
-    /// parameters that follow each other. 0 takes the rungs out: gradients stay right, the
-    /// overlap is gone.
-    pub rung_stride: usize,
-}
-
-/// Twice the deepest layer seen (attention, about 30 operations between two parameters).
-const RUNG_STRIDE: usize = 64;
-
-impl Default for DdpConfig {
-    fn default() -> Self {
-        Self { bucket_cap_mb: 25.0, first_bucket_mb: 1.0, overlap: true, rung_stride: RUNG_STRIDE }
-    }
-}
+use crate::{DdpConfig, Error, Result, StepRecord};
 
 impl DdpConfig {
-    /// The defaults: 25 MB buckets after a first of 1 MB, overlapped.
-    ///
-    /// ```
-    /// let config = ddp::DdpConfig::new().with_bucket_cap_mb(0.5).with_overlap(false);
-    /// assert_eq!((config.bucket_cap_mb, config.first_bucket_mb), (0.5, 1.0));
-    /// ```
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Caps buckets at `mb`.
-    pub fn with_bucket_cap_mb(self, mb: f64) -> Self {
-        Self { bucket_cap_mb: mb, ..self }
-    }
-
-    /// Caps the first bucket at `mb`.
-    pub fn with_first_bucket_mb(self, mb: f64) -> Self {
-        Self { first_bucket_mb: mb, ..self }
-    }
-
-    /// Overlaps communication with the backward pass, or not.
-    pub fn with_overlap(self, overlap: bool) -> Self {
-        Self { overlap, ..self }
-    }
-
-    /// Sets the depth between rungs.
-    pub fn with_rung_stride(self, stride: usize) -> Self {
-        Self { rung_stride: stride, ..self }
-    }
-
     /// Makes this rank's replica of `module`. A collective call: every rank makes its own, at the
     /// same point, from a module of the same structure; all start from rank 0's values.
     ///
@@ -102,18 +47,28 @@ impl DdpConfig {
         let (caps, module, slots) = match made {
             Ok(made) => made,
             Err(error) => {
-                // The others are waiting in the verification, or will.
-                communicator.abort(error.to_string());
+                // Every rank knows of a mismatch; of the rest only this one may.
+                if !matches!(error, Error::ModelMismatch { .. }) {
+                    communicator.abort(error.to_string());
+                }
                 return Err(error);
             }
         };
         let line = Line::new(slots.len(), self.rung_stride);
-        let taps: Vec<Tap> = (0..slots.len()).map(|slot| Tap::new(slot, line.clone())).collect();
+        let taps: Vec<Tap> = (0..slots.len())
+            .map(|slot| Tap::new(slot, line.clone()))
+            .collect();
         let reverse: Vec<usize> = (0..slots.len()).rev().collect();
         let plan = BucketPlan::new(&slots.specs(), &reverse, caps);
-        let device = module.devices().first().cloned().unwrap_or_default().inner();
+        let device = module
+            .devices()
+            .first()
+            .cloned()
+            .unwrap_or_default()
+            .without_autodiff();
         let place = communicator.place();
-        let reducer = Reducer::new(plan, slots.names(), CommStream::new(communicator), self.overlap);
+        let stream = CommStream::new(communicator)?;
+        let reducer = Reducer::new(plan, slots.names(), stream, self.overlap);
         Ok(DistributedDataParallel {
             module: Some(slots::tap(module, &slots, &taps)),
             slots,
@@ -122,26 +77,12 @@ impl DdpConfig {
             device,
             place,
             caps,
+            plan: reducer.plan().clone(),
             order: Order::Guessed,
             flats: Vec::new(),
             progress: reducer.progress(),
-            state: State::Ready(reducer),
+            state: State::Ready(Box::new(reducer)),
             record: StepRecord::default(),
-        })
-    }
-
-    fn caps(&self) -> Result<Caps> {
-        let bytes = |name, mb: f64| {
-            if mb.is_finite() && mb >= 0.0 {
-                Ok((mb * f64::from(1 << 20)) as usize)
-            } else {
-                let expected = "a number of MB, 0 or more";
-                Err(Error::Config { name, value: mb.to_string(), expected })
-            }
-        };
-        Ok(Caps {
-            first_bytes: bytes("first_bucket_mb", self.first_bucket_mb)?,
-            bucket_bytes: bytes("bucket_cap_mb", self.bucket_cap_mb)?,
         })
     }
 }
@@ -160,10 +101,11 @@ pub struct DistributedDataParallel<M: Module> {
     module: Option<M>,
     slots: Slots,
     taps: Vec<Tap>,
-    line: std::sync::Arc<Line>,
+    line: Arc<Line>,
     device: Device,
     place: Place,
     caps: Caps,
+    plan: BucketPlan,
     order: Order,
     /// The last buckets, to be used again once nobody looks at them.
     flats: Vec<Tensor<1>>,
@@ -183,7 +125,7 @@ enum Order {
 
 #[derive(Debug)]
 enum State {
-    Ready(Reducer),
+    Ready(Box<Reducer>),
     Failed(Error),
 }
 
@@ -213,14 +155,14 @@ impl<M: Module> DistributedDataParallel<M> {
         samples: usize,
     ) -> Result<GradientsParams> {
         let failed = || State::Failed(Error::State("a backward pass did not come to its end"));
-        let mut reducer = match mem::replace(&mut self.state, failed()) {
+        let reducer = match mem::replace(&mut self.state, failed()) {
             State::Ready(reducer) => reducer,
             State::Failed(error) => {
                 self.state = State::Failed(error.clone());
                 return Err(error);
             }
         };
-        let result = self.reduce(&mut reducer, loss, samples);
+        let (reducer, result) = self.reduce(reducer, loss, samples);
         self.forget();
         match result {
             Ok(gradients) => {
@@ -241,61 +183,93 @@ impl<M: Module> DistributedDataParallel<M> {
 
     fn reduce<const D: usize>(
         &mut self,
-        reducer: &mut Reducer,
+        mut reducer: Box<Reducer>,
         loss: Tensor<D>,
         samples: usize,
-    ) -> Result<GradientsParams> {
-        let value = loss.clone().inner().into_data();
-        let value = match value.iter::<f64>().collect::<Vec<_>>()[..] {
-            [value] => value,
-            ref other => return Err(Error::LossShape(other.len())),
-        };
+    ) -> (Box<Reducer>, Result<GradientsParams>) {
         for flat in self.flats.drain(..) {
             if let Some(buffer) = reclaim(flat) {
                 reducer.recycle(buffer);
             }
         }
-        reducer.begin(samples, value)?;
         let began = Instant::now();
-        let leaves = self.run_backward(reducer, loss)?;
-        let backward = began.elapsed();
-        let slots = &self.slots;
-        slots::leaf_gradients(self.deref(), slots, &leaves, |slot, gradient: Gradient<'_>| {
-            if reducer.has(slot) {
-                return Err(Error::LeafGradient { parameter: slots.name(slot).to_owned() });
-            }
-            reducer.ready(slot, gradient)
-        })?;
-        drop(leaves);
-        let reduced = reducer.finish()?;
-        self.record = StepRecord {
-            loss: reduced.loss,
-            samples: reduced.samples,
-            backward,
-            exposed: began.elapsed().saturating_sub(backward),
-            unused: (0..slots.len())
-                .filter(|&slot| reduced.used[slot] == 0)
-                .map(|slot| slots.name(slot).to_owned())
-                .collect(),
-            buckets: reduced.records.clone(),
-        };
-        let arrival = reduced.arrival.clone();
-        let gradients = self.unpack(reducer.plan(), reduced);
-        if let Order::Guessed = self.order {
-            let order = reducer.agree(&self.complete(arrival))?;
-            reducer.replan(BucketPlan::new(&self.slots.specs(), &order, self.caps))?;
-            self.order = Order::Measured;
+        if let Err(error) = mean_loss(&loss).and_then(|loss| reducer.begin(samples, loss)) {
+            return (reducer, Err(error));
         }
-        Ok(gradients)
+        self.line.plug(reducer);
+        let leaves = catch_unwind(AssertUnwindSafe(|| loss.backward()));
+        let backward = began.elapsed();
+        let (mut reducer, tap_error) = self.line.unplug();
+        let leaves = match (leaves, tap_error) {
+            (_, Some(error)) => Err(error),
+            (Err(panic), None) => Err(Error::Backward(message(panic.as_ref()))),
+            (Ok(leaves), None) => Ok(leaves),
+        };
+        let reduced = leaves.and_then(|leaves| {
+            self.take_leaves(&mut reducer, leaves)?;
+            reducer.finish()
+        });
+        let exposed = began.elapsed().saturating_sub(backward);
+        let gradients = reduced.and_then(|reduced| {
+            self.record = StepRecord {
+                loss: reduced.loss,
+                samples: reduced.samples,
+                backward,
+                exposed,
+                buckets: reduced.records.clone(),
+                unused: (0..self.slots.len())
+                    .filter(|&slot| reduced.used[slot] == 0)
+                    .map(|slot| self.slots.name(slot).to_owned())
+                    .collect(),
+            };
+            let arrival = reduced.arrival.clone();
+            let gradients = self.unpack(reduced);
+            self.measure(&mut reducer, arrival)?;
+            Ok(gradients)
+        });
+        (reducer, gradients)
     }
 
-    /// Burn's backward pass, with the taps plugged into `reducer`.
-    fn run_backward<const D: usize>(
-        &self,
-        reducer: &mut Reducer,
-        loss: Tensor<D>,
-    ) -> Result<Gradients> {
-        todo!()
+    /// Reduces, late, the gradients of parameters that were read around `val()`.
+    fn take_leaves(&self, reducer: &mut Reducer, leaves: Gradients) -> Result<()> {
+        slots::leaf_gradients(self.module(), &self.slots, &leaves, |slot, gradient| {
+            if reducer.has(slot) {
+                return Err(Error::LeafGradient {
+                    parameter: self.slots.name(slot).to_owned(),
+                });
+            }
+            reducer.ready(slot, gradient)
+        })
+    }
+
+    /// Turns buckets into gradients: one flat tensor each, and a view of it per parameter.
+    fn unpack(&mut self, reduced: Reduced) -> GradientsParams {
+        self.flats = reduced
+            .buckets
+            .into_iter()
+            .map(|buffer| flat(buffer, &self.device))
+            .collect();
+        let mut views = Views {
+            slots: &self.slots,
+            plan: &self.plan,
+            used: &reduced.used,
+            flats: &self.flats,
+            gradients: GradientsParams::new(),
+        };
+        self.module().visit(&mut views);
+        views.gradients
+    }
+
+    /// After the first step, lays the buckets out anew in the order in which rank 0's gradients
+    /// arrived.
+    fn measure(&mut self, reducer: &mut Reducer, arrival: Vec<usize>) -> Result<()> {
+        if let Order::Guessed = self.order {
+            let order = reducer.agree(&self.complete(arrival))?;
+            self.plan = BucketPlan::new(&self.slots.specs(), &order, self.caps);
+            reducer.replan(self.plan.clone())?;
+            self.order = Order::Measured;
+        }
+        Ok(())
     }
 
     /// `arrival`, followed by the slots that did not arrive, last first.
@@ -306,5 +280,165 @@ impl<M: Module> DistributedDataParallel<M> {
             }
         }
         arrival
+    }
+
+    /// Lets the optimizer update the module with the gradients of [`backward`](Self::backward).
+    pub fn step(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        optimizer: &mut ModuleOptimizer,
+        gradients: GradientsParams,
+    ) {
+        let tied = self.slots.tied;
+        self.update(|module| {
+            let module = optimizer.step(learning_rate, module, gradients);
+            // The optimizer updates only the first of two parameters with one id.
+            if tied { slots::tie(module) } else { module }
+        });
+    }
+
+    /// Replaces the module by what `change` makes of it: freeze a layer, load a record.
+    ///
+    /// Every rank makes the same change. Parameters keep their ids; those that stop requiring a
+    /// gradient are from then on unused.
+    ///
+    /// # Panics
+    ///
+    /// If `change` does; the module is lost then, and every later use of it panics.
+    pub fn update(&mut self, change: impl FnOnce(M) -> M) {
+        self.forget();
+        if let Some(module) = self.module.take() {
+            self.module = Some(change(module));
+        }
+    }
+
+    /// The module, with taps behind its parameters. Outside [`backward`](Self::backward) they do
+    /// nothing.
+    pub fn module(&self) -> &M {
+        self.module
+            .as_ref()
+            .expect("the module was lost in a change that panicked")
+    }
+
+    /// The plain module, without taps.
+    pub fn into_module(mut self) -> M {
+        let module = self
+            .module
+            .take()
+            .expect("the module was lost in a change that panicked");
+        module.materialize()
+    }
+
+    /// What the last step did; empty before the first.
+    pub fn last_step(&self) -> &StepRecord {
+        &self.record
+    }
+
+    /// Counts of this rank's collectives so far.
+    pub fn stats(&self) -> Result<Stats> {
+        Ok(self.reducer()?.stream().stats()?)
+    }
+
+    /// Where this rank stands.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The layout of the buckets: a guess in the first step, measured from then on.
+    pub fn plan(&self) -> &BucketPlan {
+        &self.plan
+    }
+
+    /// A counter of the buckets reduced so far, for other threads to watch.
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+
+    fn reducer(&self) -> Result<&Reducer> {
+        match &self.state {
+            State::Ready(reducer) => Ok(reducer),
+            State::Failed(error) => Err(error.clone()),
+        }
+    }
+
+    /// Lets go of every tapped tensor: the next forward pass makes its own.
+    fn forget(&self) {
+        self.taps.iter().for_each(Tap::forget);
+        self.line.descend();
+    }
+}
+
+impl<M: Module> Deref for DistributedDataParallel<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        self.module()
+    }
+}
+
+fn mean_loss<const D: usize>(loss: &Tensor<D>) -> Result<f64> {
+    let data = loss.clone().inner().into_data();
+    match data.iter::<f64>().collect::<Vec<_>>()[..] {
+        [value] => Ok(value),
+        ref values => Err(Error::LossShape(values.len())),
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_default()
+}
+
+fn flat(buffer: Buffer, device: &Device) -> Tensor<1> {
+    match buffer {
+        Buffer::F32(values) => {
+            let len = values.len();
+            Tensor::from_data(TensorData::new(values, [len]), (device, DType::F32))
+        }
+        Buffer::F64(values) => {
+            let len = values.len();
+            Tensor::from_data(TensorData::new(values, [len]), (device, DType::F64))
+        }
+    }
+}
+
+/// The memory of a flat tensor, if no gradient looks at it any more.
+fn reclaim(flat: Tensor<1>) -> Option<Buffer> {
+    let flat = flat.into_dispatch();
+    if !flat.kind.can_mut() {
+        return None;
+    }
+    let data = Tensor::<1>::from_dispatch(flat).into_data();
+    match data.dtype() {
+        DType::F32 => data.try_into_vec().ok().map(Buffer::F32),
+        DType::F64 => data.try_into_vec().ok().map(Buffer::F64),
+        _ => None,
+    }
+}
+
+struct Views<'a> {
+    slots: &'a Slots,
+    plan: &'a BucketPlan,
+    used: &'a [usize],
+    flats: &'a [Tensor<1>],
+    gradients: GradientsParams,
+}
+
+impl ModuleVisitor for Views<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(slot) = self
+            .slots
+            .find(param.id)
+            .filter(|&slot| self.used[slot] > 0)
+        else {
+            return;
+        };
+        let (bucket, range) = self.plan.locate(slot);
+        let gradient = self.flats[bucket]
+            .clone()
+            .slice([range])
+            .reshape(param.dims());
+        self.gradients.register::<D>(param.id, gradient);
     }
 }

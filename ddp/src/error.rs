@@ -8,7 +8,7 @@
 #[non_exhaustive]
 pub enum Error {
     /// A collective failed; [`collectives::Error::ranks`] names the ranks at fault.
-    #[error(transparent)]
+    #[error("{0}")]
     Collective(#[from] collectives::Error),
 
     /// A setting has no meaning.
@@ -38,8 +38,10 @@ pub enum Error {
         other: String,
     },
 
-    /// Gradients can be f32 or f64.
-    #[error("parameter {parameter} is {dtype}; gradients are reduced as f32 or f64: cast it, or freeze it")]
+    /// Gradients can be f32 or f64, and quantized parameters cannot be copied.
+    #[error(
+        "parameter {parameter} is {dtype}; trained parameters are f32 or f64, frozen ones of any type but quantized ones: cast it"
+    )]
     UnsupportedDtype {
         /// Path of the parameter.
         parameter: String,
@@ -59,7 +61,9 @@ pub enum Error {
     },
 
     /// The module lies on several devices.
-    #[error("the module lies on {0} devices; a rank holds its replica on one: move it with `to_device` first")]
+    #[error(
+        "the module lies on {0} devices; a rank holds its replica on one: move it with `to_device` first"
+    )]
     ManyDevices(usize),
 
     /// A gradient arrived twice in one backward pass.
@@ -90,7 +94,9 @@ pub enum Error {
     },
 
     /// The loss is not one number.
-    #[error("the loss has {0} elements; backward takes the mean over this rank's samples, one number")]
+    #[error(
+        "the loss has {0} elements; backward takes the mean over this rank's samples, one number"
+    )]
     LossShape(usize),
 
     /// No rank had a sample in this step.

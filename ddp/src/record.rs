@@ -52,13 +52,16 @@ impl StepRecord {
     /// assert_eq!(step.hidden(), 4.0 / 6.0);
     /// ```
     pub fn hidden(&self) -> f64 {
-        let (inside, all) = self.buckets.iter().fold((0.0, 0.0), |(inside, all), bucket| {
-            let until = bucket.end.min(self.backward);
-            (
-                inside + until.saturating_sub(bucket.start).as_secs_f64(),
-                all + bucket.end.saturating_sub(bucket.start).as_secs_f64(),
-            )
-        });
+        let (inside, all) = self
+            .buckets
+            .iter()
+            .fold((0.0, 0.0), |(inside, all), bucket| {
+                let until = bucket.end.min(self.backward);
+                (
+                    inside + until.saturating_sub(bucket.start).as_secs_f64(),
+                    all + bucket.end.saturating_sub(bucket.start).as_secs_f64(),
+                )
+            });
         if all > 0.0 { inside / all } else { 0.0 }
     }
 }

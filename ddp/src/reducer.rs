@@ -30,7 +30,7 @@ use crate::{Error, Result};
 /// let plan = BucketPlan::new(&slots, &[0], Caps { first_bytes: 0, bucket_bytes: 0 });
 /// let means = launch::spawn(2, &CommunicatorConfig::new(), |communicator| {
 ///     let gradient = [communicator.rank() as f32, 4.0];
-///     let stream = CommStream::new(communicator);
+///     let stream = CommStream::new(communicator)?;
 ///     let mut reducer = Reducer::new(plan.clone(), vec!["w".into()], stream, true);
 ///     reducer.begin(1, 0.5)?;
 ///     reducer.ready(0, Gradient::F32(&gradient))?;
@@ -74,8 +74,15 @@ struct Pass {
 
 #[derive(Debug)]
 enum Bucket {
-    Filling { values: Buffer, missing: usize, full: Instant },
-    Reducing { work: Work<Done>, full: Instant },
+    Filling {
+        values: Buffer,
+        missing: usize,
+        full: Instant,
+    },
+    Reducing {
+        work: Work<Done>,
+        full: Instant,
+    },
 }
 
 #[derive(Debug)]
@@ -126,12 +133,12 @@ pub struct Reduced {
     pub records: Vec<BucketRecord>,
 }
 
-/// Counts the buckets reduced in the current backward pass, seen from any thread.
+/// Counts the buckets reduced so far, for any thread to watch.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<AtomicUsize>);
 
 impl Progress {
-    /// Buckets whose mean has arrived since the backward pass began.
+    /// Buckets whose mean has arrived, since the reducer was made.
     pub fn reduced(&self) -> usize {
         self.0.load(Ordering::Acquire)
     }
@@ -161,16 +168,23 @@ impl Reducer {
         if let State::Collecting(_) = self.state {
             return Err(Error::State("a backward pass is still open"));
         }
-        if samples >> (LIMBS * LIMB_BITS) != 0 {
+        if samples as u64 >> (LIMBS * LIMB_BITS) != 0 {
             let (name, expected) = ("samples", "below 2^48");
-            return Err(Error::Config { name, value: samples.to_string(), expected });
+            return Err(Error::Config {
+                name,
+                value: samples.to_string(),
+                expected,
+            });
         }
-        self.progress.0.store(0, Ordering::Release);
         let began = Instant::now();
         let mut spare = mem::take(&mut self.spare);
         let buckets = (0..self.plan.len())
             .map(|bucket| Bucket::Filling {
-                values: Buffer::take(&mut spare, self.plan.dtype(bucket), self.plan.elements(bucket)),
+                values: Buffer::take(
+                    &mut spare,
+                    self.plan.dtype(bucket),
+                    self.plan.elements(bucket),
+                ),
                 missing: self.plan.slots_in(bucket).len(),
                 full: began,
             })
@@ -191,12 +205,20 @@ impl Reducer {
     /// Takes the gradient of `slot`, at most once per backward pass: one copy into its bucket.
     pub fn ready(&mut self, slot: usize, gradient: Gradient<'_>) -> Result<()> {
         let (bucket, range) = self.plan.locate(slot);
+        let parameter = || self.names[slot].clone();
         let pass = self.state.pass()?;
-        let Bucket::Filling { values, missing, full } = &mut pass.buckets[bucket] else {
-            return Err(Error::ReadyTwice { parameter: self.names[slot].clone() });
+        let Bucket::Filling {
+            values,
+            missing,
+            full,
+        } = &mut pass.buckets[bucket]
+        else {
+            let parameter = parameter();
+            return Err(Error::ReadyTwice { parameter });
         };
         if mem::replace(&mut pass.seen[slot], true) {
-            return Err(Error::ReadyTwice { parameter: self.names[slot].clone() });
+            let parameter = parameter();
+            return Err(Error::ReadyTwice { parameter });
         }
         match (&mut *values, gradient) {
             (Buffer::F32(values), Gradient::F32(gradient)) if gradient.len() == range.len() => {
@@ -207,7 +229,7 @@ impl Reducer {
             }
             _ => {
                 return Err(Error::GradientMismatch {
-                    parameter: self.names[slot].clone(),
+                    parameter: parameter(),
                     expected: format!("{} x {}", range.len(), self.plan.dtype(bucket).name()),
                     got: gradient.describe(),
                 });
@@ -234,7 +256,10 @@ impl Reducer {
     pub fn finish(&mut self) -> Result<Reduced> {
         let now = Instant::now();
         for bucket in &mut self.state.pass()?.buckets {
-            if let Bucket::Filling { missing: 1.., full, .. } = bucket {
+            if let Bucket::Filling {
+                missing: 1.., full, ..
+            } = bucket
+            {
                 *full = now;
             }
         }
@@ -259,11 +284,22 @@ impl Reducer {
             });
             buckets.push(done.values);
         }
-        let totals = pass.totals.get().copied().filter(|totals| totals.samples > 0);
+        let totals = pass
+            .totals
+            .get()
+            .copied()
+            .filter(|totals| totals.samples > 0);
         let Totals { samples, loss } = totals.ok_or(Error::NoSamples)?;
         let last = &buckets[buckets.len() - 1];
         let used = self.plan.used().map(|at| last.at(at) as usize).collect();
-        Ok(Reduced { buckets, samples, loss, used, arrival: pass.arrival, records })
+        Ok(Reduced {
+            buckets,
+            samples,
+            loss,
+            used,
+            arrival: pass.arrival,
+            records,
+        })
     }
 
     /// Takes back a buffer, to be used by a coming backward pass if it fits a bucket.
@@ -296,7 +332,7 @@ impl Reducer {
         &self.plan
     }
 
-    /// A counter that other threads may watch.
+    /// A counter of the buckets reduced so far, for other threads to watch.
     pub fn progress(&self) -> Progress {
         self.progress.clone()
     }
@@ -310,7 +346,11 @@ impl Reducer {
     fn start_while(&mut self, due: impl Fn(usize) -> bool) -> Result<()> {
         let pass = self.state.pass()?;
         while let Some(bucket) = pass.buckets.get_mut(pass.next)
-            && let Bucket::Filling { values, missing, full } = bucket
+            && let Bucket::Filling {
+                values,
+                missing,
+                full,
+            } = bucket
             && due(*missing)
         {
             let (index, full) = (pass.next, *full);
@@ -321,7 +361,12 @@ impl Reducer {
                 }
             }
             if index == 0 {
-                write_totals(&mut values, self.plan.totals().start, pass.samples, pass.loss);
+                write_totals(
+                    &mut values,
+                    self.plan.totals().start,
+                    pass.samples,
+                    pass.loss,
+                );
             }
             if index == self.plan.len() - 1 {
                 for (at, &seen) in self.plan.used().zip(&pass.seen) {
@@ -336,11 +381,19 @@ impl Reducer {
             let work = self.stream.run(move |communicator| {
                 let start = Instant::now();
                 match &mut values {
-                    Buffer::F32(values) => mean(communicator, values, gradients, totals_at, &totals),
-                    Buffer::F64(values) => mean(communicator, values, gradients, totals_at, &totals),
+                    Buffer::F32(values) => {
+                        mean(communicator, values, gradients, totals_at, &totals)
+                    }
+                    Buffer::F64(values) => {
+                        mean(communicator, values, gradients, totals_at, &totals)
+                    }
                 }?;
                 progress.0.fetch_add(1, Ordering::Release);
-                Ok(Done { values, start, end: Instant::now() })
+                Ok(Done {
+                    values,
+                    start,
+                    end: Instant::now(),
+                })
             });
             *bucket = Bucket::Reducing { work, full };
             pass.next += 1;
@@ -458,7 +511,11 @@ fn write_totals(values: &mut Buffer, at: usize, samples: usize, loss: f64) {
         let bits = (samples >> (limb * LIMB_BITS)) & ((1 << LIMB_BITS) - 1);
         values.fill(at + limb..at + limb + 1, bits as f64);
     }
-    let weighted = if samples == 0 { 0.0 } else { loss * samples as f64 };
+    let weighted = if samples == 0 {
+        0.0
+    } else {
+        loss * samples as f64
+    };
     values.fill(at + LIMBS..at + LIMBS + 1, weighted);
 }
 

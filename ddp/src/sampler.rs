@@ -52,15 +52,28 @@ impl DistributedSampler {
         for (name, value) in [("rows", rows), ("global_batch", global_batch)] {
             if value == 0 {
                 let (value, expected) = (value.to_string(), "at least 1");
-                return Err(Error::Config { name, value, expected });
+                return Err(Error::Config {
+                    name,
+                    value,
+                    expected,
+                });
             }
         }
-        Ok(Self { rows, global_batch, place, seed: None, next_epoch: 0 })
+        Ok(Self {
+            rows,
+            global_batch,
+            place,
+            seed: None,
+            next_epoch: 0,
+        })
     }
 
     /// Shuffles every epoch anew, by a permutation that is a function of `(seed, epoch)` alone.
     pub fn with_shuffle(self, seed: u64) -> Self {
-        Self { seed: Some(seed), ..self }
+        Self {
+            seed: Some(seed),
+            ..self
+        }
     }
 
     /// Deals the rows in their own order, every epoch.
@@ -93,8 +106,14 @@ impl DistributedSampler {
             let global = &order[step * global_batch..end];
             let part = Partition::new(global.len(), place.world).range(place.rank);
             match part.len() {
-                0 => Batch { rows: vec![global[0]], samples: 0 },
-                samples => Batch { rows: global[part].to_vec(), samples },
+                0 => Batch {
+                    rows: vec![global[0]],
+                    samples: 0,
+                },
+                samples => Batch {
+                    rows: global[part].to_vec(),
+                    samples,
+                },
             }
         })
     }
@@ -141,7 +160,11 @@ mod tests {
     #[test]
     fn the_generator_is_splitmix64() {
         let mut random = SplitMix64(1_234_567);
-        let expected = [6457827717110365317, 3203168211198807973, 9817491932198370423];
+        let expected = [
+            6457827717110365317,
+            3203168211198807973,
+            9817491932198370423,
+        ];
         assert_eq!(expected.map(|_| random.next()), expected);
     }
 }

@@ -38,7 +38,11 @@ struct Slot {
 impl Slots {
     /// Numbers the parameters of `module`.
     pub(crate) fn number<M: Module>(module: &M) -> Result<Self> {
-        let mut visitor = Numbering { slots: Self::default(), path: Vec::new(), failed: None };
+        let mut visitor = Numbering {
+            slots: Self::default(),
+            path: Vec::new(),
+            failed: None,
+        };
         module.visit(&mut visitor);
         match visitor.failed {
             Some(error) => Err(error),
@@ -79,9 +83,21 @@ impl Slots {
         let zero = share(&text, 0, communicator)?;
         let other = share(&text, first, communicator)?;
         let lines = zero.lines().count().max(other.lines().count());
-        let line = |text: &str, at| text.lines().nth(at).unwrap_or("(no such parameter)").to_owned();
-        let at = (0..lines).find(|&at| line(&zero, at) != line(&other, at)).unwrap_or_default();
-        Err(Error::ModelMismatch { ranks, line: at + 1, zero: line(&zero, at), other: line(&other, at) })
+        let line = |text: &str, at| {
+            text.lines()
+                .nth(at)
+                .unwrap_or("(no such parameter)")
+                .to_owned()
+        };
+        let at = (0..lines)
+            .find(|&at| line(&zero, at) != line(&other, at))
+            .unwrap_or_default();
+        Err(Error::ModelMismatch {
+            ranks,
+            line: at + 1,
+            zero: line(&zero, at),
+            other: line(&other, at),
+        })
     }
 }
 
@@ -112,23 +128,27 @@ pub(crate) fn replicate<M: Module>(
     settings: &str,
     communicator: &mut Communicator,
 ) -> Result<(M, Slots)> {
-    let before = Slots::number(&module)?;
     let mut devices = Devices::default();
     module.visit(&mut devices);
     if module.devices().len() > 1 {
         return Err(Error::ManyDevices(module.devices().len()));
     }
     let replica = module.valid().train();
-    // Kept until here for the devices; now the values may have one owner.
+    // From here on a value has one owner, unless the caller keeps a clone.
     drop(module);
-    before.verify(settings, communicator)?;
-    let mut broadcast = Broadcast { communicator, devices: devices.0.into_iter(), leaves: HashMap::new(), failed: None };
-    let replica = replica.map(&mut broadcast);
-    if let Some(error) = broadcast.failed {
-        return Err(error);
-    }
     let slots = Slots::number(&replica)?;
-    Ok((replica, slots))
+    slots.verify(settings, communicator)?;
+    let mut broadcast = Broadcast {
+        communicator,
+        devices: devices.0.into_iter(),
+        leaves: HashMap::new(),
+        failed: None,
+    };
+    let replica = replica.map(&mut broadcast);
+    match broadcast.failed {
+        Some(error) => Err(error),
+        None => Ok((replica, slots)),
+    }
 }
 
 /// Puts `taps`, one per slot, behind the parameters of `module`.
@@ -155,7 +175,9 @@ impl Reparameterizer for Attach<'_> {
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<TappedParameter>) {
         // Running state is found here too, and Burn ignores what is attached to it.
-        let tap = self.slots.find(param.id).map(|slot| TappedParameter { tap: self.taps[slot].clone() });
+        let tap = self.slots.find(param.id).map(|slot| TappedParameter {
+            tap: self.taps[slot].clone(),
+        });
         (param, tap)
     }
 }
@@ -169,7 +191,11 @@ struct Numbering {
 impl Numbering {
     fn describe(&mut self, dtype: DType, shape: &[usize], role: &str) {
         // Writing to a string cannot fail.
-        let _ = writeln!(self.slots.signature, "{} {dtype:?} {shape:?} {role}", self.path.join("."));
+        let _ = writeln!(
+            self.slots.signature,
+            "{} {dtype:?} {shape:?} {role}",
+            self.path.join(".")
+        );
     }
 }
 
@@ -177,7 +203,8 @@ impl ModuleVisitor for Numbering {
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == "Reparameterization" {
             let (parameter, by) = (self.path.join("."), name.to_owned());
-            self.failed.get_or_insert(Error::Reparameterized { parameter, by });
+            self.failed
+                .get_or_insert(Error::Reparameterized { parameter, by });
         }
         self.path.push(name.to_owned());
     }
@@ -190,24 +217,31 @@ impl ModuleVisitor for Numbering {
         let (name, dtype, shape) = (self.path.join("."), param.dtype(), param.dims());
         let slot = param.is_require_grad();
         self.describe(dtype, &shape, if slot { "trained" } else { "not trained" });
-        if !slot {
-            return;
-        }
         let dtype = match dtype {
             DType::F32 => Float::F32,
             DType::F64 => Float::F64,
             other => {
-                let error = Error::UnsupportedDtype { parameter: name, dtype: format!("{other:?}") };
-                self.failed.get_or_insert(error);
+                if slot || matches!(other, DType::QFloat(_)) {
+                    let dtype = format!("{other:?}");
+                    let parameter = name;
+                    let error = Error::UnsupportedDtype { parameter, dtype };
+                    self.failed.get_or_insert(error);
+                }
                 return;
             }
         };
+        if !slot {
+            return;
+        }
         if self.slots.by_id.contains_key(&param.id) {
             self.slots.tied = true;
             return;
         }
         self.slots.by_id.insert(param.id, self.slots.slots.len());
-        let spec = SlotSpec { len: shape.iter().product(), dtype };
+        let spec = SlotSpec {
+            len: shape.iter().product(),
+            dtype,
+        };
         self.slots.slots.push(Slot { name, spec });
     }
 
@@ -227,7 +261,11 @@ struct Devices(Vec<Device>);
 impl ModuleVisitor for Devices {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let device = param.lazy_device();
-        self.0.push(if device.is_autodiff() { device } else { device.autodiff() });
+        self.0.push(if device.is_autodiff() {
+            device
+        } else {
+            device.autodiff()
+        });
     }
 }
 
@@ -242,16 +280,15 @@ struct Broadcast<'a> {
 impl Broadcast<'_> {
     /// Overwrites `data` with rank 0's.
     fn overwrite(&mut self, data: &mut TensorData) {
-        for piece in 0..data.as_bytes().len().div_ceil(PIECE) {
-            let broadcast = |bytes: &mut [u8]| {
-                let end = bytes.len().min((piece + 1) * PIECE);
-                self.communicator.broadcast(&mut bytes[piece * PIECE..end], 0)
-            };
-            if self.failed.is_none()
-                && let Err(error) = data.with_bytes_mut(|bytes| broadcast(bytes))
-            {
-                self.failed = Some(error.into());
-            }
+        if self.failed.is_some() {
+            return;
+        }
+        let sent = TensorData::with_bytes_mut([data], |mut bytes| {
+            let mut pieces = bytes[0].chunks_mut(PIECE);
+            pieces.try_for_each(|piece| self.communicator.broadcast(piece, 0))
+        });
+        if let Err(error) = sent {
+            self.failed = Some(error.into());
         }
     }
 }
@@ -261,7 +298,11 @@ impl ModuleMapper for Broadcast<'_> {
         let device = self.devices.next().unwrap_or_else(|| param.device());
         let (id, tensor, mapper) = param.consume();
         let (dtype, trained) = (tensor.dtype(), tensor.is_require_grad());
-        let made = self.leaves.get(&id).and_then(|leaf| leaf.downcast_ref::<Tensor<D>>()).cloned();
+        let made = self
+            .leaves
+            .get(&id)
+            .and_then(|leaf| leaf.downcast_ref::<Tensor<D>>())
+            .cloned();
         let leaf = made.unwrap_or_else(|| {
             let mut data = tensor.inner().into_data();
             self.overwrite(&mut data);
@@ -280,7 +321,10 @@ impl ModuleMapper for Broadcast<'_> {
         })
     }
 
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
         param.map(|tensor| {
             let (device, dtype) = (tensor.device(), tensor.dtype());
             let mut data = tensor.into_data();
@@ -297,7 +341,11 @@ impl ModuleMapper for Tie {
         if !param.is_require_grad() {
             return param;
         }
-        match self.0.get(&param.id).and_then(|value| value.downcast_ref::<Tensor<D>>()) {
+        match self
+            .0
+            .get(&param.id)
+            .and_then(|value| value.downcast_ref::<Tensor<D>>())
+        {
             Some(first) => param.map(|_| first.clone()),
             None => {
                 self.0.insert(param.id, Box::new(param.base()));
@@ -314,7 +362,13 @@ pub(crate) fn leaf_gradients<M: Module>(
     gradients: &Gradients,
     take: impl FnMut(usize, crate::reducer::Gradient<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut visitor = Leaves { slots, gradients, seen: vec![false; slots.len()], take, result: Ok(()) };
+    let mut visitor = Leaves {
+        slots,
+        gradients,
+        seen: vec![false; slots.len()],
+        take,
+        result: Ok(()),
+    };
     module.visit(&mut visitor);
     visitor.result
 }

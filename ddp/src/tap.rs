@@ -13,7 +13,7 @@
 //! its leaf, as if it were not there.
 use std::any::Any;
 use std::fmt::{self, Debug, Formatter};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
@@ -27,25 +27,33 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use crate::reducer::{Gradient, Reducer};
 use crate::{Error, Result};
 
-/// A backend whose gradients can be read on the host.
-pub trait ReadGradient: Backend {
-    /// Calls `read` with the values of `tensor`; without a copy where the backend can.
-    fn read(tensor: FloatTensor<Self>, read: &mut dyn FnMut(Gradient<'_>) -> Result<()>) -> Result<()> {
-        let data = try_read_sync(Self::float_into_data(tensor));
-        let data = data.and_then(|data| data.ok()).ok_or(Error::State("a gradient cannot be read"))?;
-        read(view(&data)?)
-    }
+/// A backend whose gradients may be seen on the host without a copy.
+pub(crate) trait ReadGradient: Backend {
+    /// The values of `tensor` in order, if they lie so.
+    fn values(tensor: &FloatTensor<Self>) -> Option<Gradient<'_>>;
 }
 
 impl ReadGradient for Flex {
-    fn read(tensor: FloatTensor<Self>, read: &mut dyn FnMut(Gradient<'_>) -> Result<()>) -> Result<()> {
-        // Transposed gradients are not contiguous; those are copied once more.
-        let tensor = if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() };
+    fn values(tensor: &FloatTensor<Self>) -> Option<Gradient<'_>> {
         match tensor.dtype() {
-            DType::F32 => read(Gradient::F32(tensor.as_slice().unwrap_or_default())),
-            DType::F64 => read(Gradient::F64(tensor.as_slice().unwrap_or_default())),
-            _ => Err(Error::State("a gradient is neither f32 nor f64")),
+            DType::F32 => tensor.as_slice().map(Gradient::F32),
+            DType::F64 => tensor.as_slice().map(Gradient::F64),
+            _ => None,
         }
+    }
+}
+
+/// Calls `deliver` with the values of `tensor`, copied only where they cannot be seen.
+fn read<B: ReadGradient>(
+    tensor: FloatTensor<B>,
+    deliver: impl FnOnce(Gradient<'_>) -> Result<()>,
+) -> Result<()> {
+    if let Some(values) = B::values(&tensor) {
+        return deliver(values);
+    }
+    match try_read_sync(B::float_into_data(tensor)) {
+        Some(Ok(data)) => deliver(view(&data)?),
+        _ => Err(Error::State("a gradient cannot be read on the host")),
     }
 }
 
@@ -61,7 +69,7 @@ pub(crate) fn view(data: &TensorData) -> Result<Gradient<'_>> {
 
 /// The tap as an operation of a backend. Another backend: its name here, and an impl like Flex's.
 #[backend_extension(Flex, Autodiff)]
-pub trait TapBackend: Backend {
+pub(crate) trait TapBackend: Backend {
     /// Returns `parameter`; its gradient goes to `tap`. `rung` is there for its depth alone.
     fn tap(parameter: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
 }
@@ -83,7 +91,7 @@ impl<B: ReadGradient, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
         let (_, rung) = rung.into_parts();
         let operation = Operation.prepare::<C>([node, rung]).compute_bound();
         let tapped: FloatTensor<Self> = match operation.stateful() {
-            OpsKind::Tracked(operation) => operation.finish(tap.clone(), primitive),
+            OpsKind::Tracked(operation) => operation.finish(tap.trigger(), primitive),
             OpsKind::UnTracked(operation) => operation.finish(primitive),
         };
         tap.cache(leaf, tapped.clone());
@@ -95,17 +103,19 @@ impl<B: ReadGradient, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
 struct Operation;
 
 impl<B: ReadGradient> Backward<B, 2> for Operation {
-    type State = Tap;
+    type State = Trigger;
 
     // Runs under the lock of this rank's graph: copies, enqueues, and never panics.
-    fn backward(self, ops: Ops<Tap, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Trigger, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<B>(&ops.node);
-        let (tap, [leaf, _rung]) = (ops.state, ops.parents);
-        tap.forget();
-        let mut link = lock(&tap.line.link);
+        let (Trigger { slot, line, cache }, [leaf, _rung]) = (ops.state, ops.parents);
+        if let Some(cache) = cache.upgrade() {
+            *lock(&cache) = None;
+        }
+        let mut link = lock(&line.link);
         match (&mut *link, leaf) {
             (Link::Live { reducer, error }, _) => {
-                let delivered = B::read(gradient, &mut |gradient| reducer.ready(tap.slot, gradient));
+                let delivered = read::<B>(gradient, |gradient| reducer.ready(slot, gradient));
                 if let Err(first) = delivered {
                     error.get_or_insert(first);
                 }
@@ -116,17 +126,24 @@ impl<B: ReadGradient> Backward<B, 2> for Operation {
     }
 }
 
+/// A leaf, and the tensor that came of it, of a type that only its backend knows.
+type Tapped = (NodeId, Box<dyn Any + Send>);
+
 /// One parameter's tap.
 #[derive(Clone)]
-pub struct Tap {
+pub(crate) struct Tap {
     slot: usize,
     line: Arc<Line>,
-    cache: Arc<Mutex<Option<(NodeId, Box<dyn Any + Send>)>>>,
+    cache: Arc<Mutex<Option<Tapped>>>,
 }
 
 impl Tap {
     pub(crate) fn new(slot: usize, line: Arc<Line>) -> Self {
-        Self { slot, line, cache: Arc::default() }
+        Self {
+            slot,
+            line,
+            cache: Arc::default(),
+        }
     }
 
     /// Lets go of the tapped tensor, and with it of the parameter's value.
@@ -134,11 +151,23 @@ impl Tap {
         *lock(&self.cache) = None;
     }
 
+    fn trigger(&self) -> Trigger {
+        Trigger {
+            slot: self.slot,
+            line: self.line.clone(),
+            cache: Arc::downgrade(&self.cache),
+        }
+    }
+
     fn cached<T: Clone + 'static>(&self, leaf: NodeId) -> Option<T> {
         let cache = lock(&self.cache);
         let (id, tapped) = cache.as_ref()?;
         // Another leaf under this tap: a step was taken, or a clone of the module was changed.
-        if *id == leaf { tapped.downcast_ref().cloned() } else { None }
+        if *id == leaf {
+            tapped.downcast_ref().cloned()
+        } else {
+            None
+        }
     }
 
     fn cache<T: Send + 'static>(&self, leaf: NodeId, tapped: T) {
@@ -152,8 +181,16 @@ impl Debug for Tap {
     }
 }
 
+/// What Burn's graph holds of a tap. Weak, since the cached tensor holds the graph.
+#[derive(Clone, Debug)]
+struct Trigger {
+    slot: usize,
+    line: Arc<Line>,
+    cache: Weak<Mutex<Option<Tapped>>>,
+}
+
 /// What the taps of one replica share.
-pub struct Line {
+pub(crate) struct Line {
     stride: usize,
     ladder: Mutex<Ladder>,
     link: Mutex<Link>,
@@ -171,25 +208,43 @@ enum Link {
     /// To their leaves.
     Open,
     /// To the reducer, during a backward pass; the first error waits for the end.
-    Live { reducer: Reducer, error: Option<Error> },
+    Live {
+        reducer: Box<Reducer>,
+        error: Option<Error>,
+    },
 }
 
 impl Line {
     pub(crate) fn new(slots: usize, stride: usize) -> Arc<Self> {
-        let ladder = Ladder { rungs: Vec::new(), next: 0, slots };
-        Arc::new(Self { stride, ladder: Mutex::new(ladder), link: Mutex::new(Link::Open) })
+        let ladder = Ladder {
+            rungs: Vec::new(),
+            next: 0,
+            slots,
+        };
+        Arc::new(Self {
+            stride,
+            ladder: Mutex::new(ladder),
+            link: Mutex::new(Link::Open),
+        })
     }
 
     /// Hands the gradients to `reducer` until [`unplug`](Self::unplug).
-    pub(crate) fn plug(&self, reducer: Reducer) {
-        *lock(&self.link) = Link::Live { reducer, error: None };
+    pub(crate) fn plug(&self, reducer: Box<Reducer>) {
+        *lock(&self.link) = Link::Live {
+            reducer,
+            error: None,
+        };
     }
 
     /// Takes the reducer back, with the first error of a tap.
-    pub(crate) fn unplug(&self) -> Option<(Reducer, Option<Error>)> {
+    ///
+    /// # Panics
+    ///
+    /// If none is plugged in.
+    pub(crate) fn unplug(&self) -> (Box<Reducer>, Option<Error>) {
         match std::mem::replace(&mut *lock(&self.link), Link::Open) {
-            Link::Live { reducer, error } => Some((reducer, error)),
-            Link::Open => None,
+            Link::Live { reducer, error } => (reducer, error),
+            Link::Open => panic!("unplug follows plug"),
         }
     }
 
@@ -204,13 +259,19 @@ impl Line {
 
     fn rung<const D: usize>(&self, like: &Tensor<D>) -> Tensor<1> {
         let mut ladder = lock(&self.ladder);
-        let rung = if self.stride == 0 { 0 } else { ladder.next.min(ladder.slots) };
+        let rung = if self.stride == 0 {
+            0
+        } else {
+            ladder.next.min(ladder.slots)
+        };
         if ladder.rungs.is_empty() {
             ladder.rungs.push(Tensor::zeros([1], &like.device()));
         }
         while ladder.rungs.len() <= rung {
             let last = ladder.rungs[ladder.rungs.len() - 1].clone();
-            ladder.rungs.push((0..self.stride).fold(last, |deeper, _| deeper * 1.0));
+            ladder
+                .rungs
+                .push((0..self.stride).fold(last, |deeper, _| deeper * 1.0));
         }
         ladder.rungs[rung].clone()
     }
@@ -218,7 +279,9 @@ impl Line {
 
 impl Debug for Line {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Line").field("stride", &self.stride).finish_non_exhaustive()
+        f.debug_struct("Line")
+            .field("stride", &self.stride)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,60 @@
+//! Buckets do not double the gradients (trial BR-21).
+use allocation_counter::measure;
+use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::DType;
+
+use crate::support::{Mlp, caps, ranks};
+
+/// 8 layers of 256 x 256 and a bias: 2 MiB of gradients.
+const GRADIENTS: u64 = 8 * (256 * 256 + 256) * 4;
+
+/// A quarter of the gradients.
+const CAP: usize = 512 << 10;
+
+#[test]
+fn a_backward_pass_allocates_less_than_two_buckets_beyond_burns_own() {
+    ranks(2, |communicator| {
+        let plain = Mlp::new(&[256; 9], DType::F32);
+        let mut model = caps(CAP, CAP).init(plain.clone(), communicator)?;
+        let mut optimizer = SgdConfig::new().init();
+        let loss = plain.loss(&[0, 1]);
+        let burn = measure(|| drop(loss.backward()));
+        for step in 0..6 {
+            let loss = model.loss(&[0, 1]);
+            let mut gradients = Ok(GradientsParams::new());
+            let ours = measure(|| gradients = model.backward(loss, 2));
+            model.step(0.1, &mut optimizer, gradients?);
+            // In all: from the second step on the buckets are there.
+            let in_all = ours.bytes_total < burn.bytes_total + 2 * CAP as u64;
+            // At any one time: the gradients go to the buckets one by one.
+            let at_a_time = ours.bytes_max < 2 * CAP as u64;
+            let as_promised = (step > 0, step > 0);
+            assert_eq!(
+                (in_all, at_a_time),
+                as_promised,
+                "{step}: {ours:?}, {burn:?}"
+            );
+        }
+        assert!(burn.bytes_max > GRADIENTS);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_forward_pass_without_backward_keeps_nothing_alive_beyond_the_model() {
+    ranks(1, |communicator| {
+        let model = caps(0, 0).init(Mlp::new(&[4, 4], DType::F32), communicator)?;
+        let weight = model.layers[0].weight.base().inner().into_dispatch();
+        let DispatchTensorKind::Flex(BackendTensor::Float(weight)) = weight.kind else {
+            panic!("the tests run on flex");
+        };
+        drop(model.loss(&[0]));
+        assert!(!weight.is_unique());
+        drop(model);
+        // Burn reclaims abandoned graphs in the next backward pass.
+        Mlp::new(&[2, 2], DType::F32).loss(&[0]).backward();
+        assert!(weight.is_unique());
+        Ok(())
+    });
+}
