@@ -39,7 +39,7 @@ pub use kmeans::{KMeansError, KMeansFit, KMeansIteration, KMeansOptions, fit};
 pub use model::Mlp;
 pub use optimizer::optimizer;
 pub use random::SplitMix64;
-pub use report::{Columns, Curve, curves_csv, curves_svg, grouped};
+pub use report::{Columns, Curve, curves_csv, curves_svg, grouped, timeline};
 pub use run::{exit_code, run_compare, run_kmeans, run_train};
 pub use task::Task;
 pub use train::{Epoch, News, TrainReport, train};

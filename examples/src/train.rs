@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::tensor::Device;
 use collectives::{Collective, Communicator, Row, launch};
+use ddp::StepRecord;
 
 use crate::weights::weights_hash;
 use crate::{Error, Task, optimizer};
@@ -49,6 +50,8 @@ pub struct TrainReport {
     pub last: Epoch,
     /// Elements of each bucket, by the plan in force at the end.
     pub buckets: Vec<usize>,
+    /// The last step as rank 0 saw it.
+    pub step: StepRecord,
     /// Rank 0's all-reduces.
     pub moved: Row,
     /// The algorithms that carried them out.
@@ -121,6 +124,7 @@ fn run_rank(
     let report = TrainReport {
         last: last.expect("a run has a step"),
         buckets: model.plan().buckets(),
+        step: model.last_step().clone(),
         moved: stats.of(Collective::AllReduce),
         algorithms: algorithms.map(|algorithm| algorithm.to_string()).collect(),
         bits_equal_ranks: true,
@@ -140,7 +144,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, record: &ddp::StepRecord, time: Duration) {
+    fn add(&mut self, record: &StepRecord, time: Duration) {
         self.steps += 1;
         self.loss += record.loss;
         self.samples += record.samples;

@@ -43,13 +43,23 @@ impl Digits {
 
     fn loss(&self, model: &Mlp, batch: &Batch) -> Tensor<1> {
         let train = &self.data.train;
-        let features: Vec<f32> = batch.rows.iter().flat_map(|&row| train.row(row).to_vec()).collect();
-        let labels: Vec<i64> = batch.rows.iter().map(|&row| train.labels()[row].into()).collect();
+        let features: Vec<f32> = batch
+            .rows
+            .iter()
+            .flat_map(|&row| train.row(row).to_vec())
+            .collect();
+        let labels: Vec<i64> = batch
+            .rows
+            .iter()
+            .map(|&row| train.labels()[row].into())
+            .collect();
         let rows = batch.rows.len();
         let features = TensorData::new(features, [rows, train.width()]);
         let labels = Tensor::<1, Int>::from_data(TensorData::new(labels, [rows]), &self.device);
         let logits = model.forward(Tensor::from_data(features, &self.device));
-        CrossEntropyLossConfig::new().init(&self.device).forward(logits, labels)
+        CrossEntropyLossConfig::new()
+            .init(&self.device)
+            .forward(logits, labels)
     }
 }
 
@@ -67,9 +77,18 @@ fn both_loops_reach_the_same_loss() {
         data_parallel::train(&digits, communicator).map(|model| end(&model))
     })
     .unwrap();
-    assert!(ranks.iter().all(|loss| loss.to_bits() == ranks[0].to_bits()), "{ranks:?}");
+    assert!(
+        ranks
+            .iter()
+            .all(|loss| loss.to_bits() == ranks[0].to_bits()),
+        "{ranks:?}"
+    );
     // The tolerance of `mlp compare`: thirty times the rounding of such a run.
-    assert!((plain - ranks[0]).abs() < 1e-5, "{plain} against {}", ranks[0]);
+    assert!(
+        (plain - ranks[0]).abs() < 1e-5,
+        "{plain} against {}",
+        ranks[0]
+    );
 }
 
 #[test]
@@ -78,7 +97,10 @@ fn a_plain_loop_changes_in_at_most_five_lines() {
     let added = changes.iter().filter(|line| line.starts_with('+')).count();
     assert!(added <= 5, "{changes:#?}");
     let shown = changes.join("\n");
-    assert!(README.contains(&shown), "the README shows another difference than\n{shown}");
+    assert!(
+        README.contains(&shown),
+        "the README shows another difference than\n{shown}"
+    );
 }
 
 /// The lines of the function that a file ends with.

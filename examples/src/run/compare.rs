@@ -3,11 +3,13 @@
 use std::io::Write;
 use std::path::Path;
 
+use ddp::DdpConfig;
+
 use super::{counted, percent, say, widths};
 use crate::compare::tolerance;
 use crate::{
-    Columns, CompareFlags, Curve, Error, Mode, ModeReport, Task, Verdict, compare, curves_csv,
-    curves_svg, grouped, print,
+    Columns, CompareFlags, Curve, Error, Mode, ModeReport, Settings, Task, Verdict, compare,
+    curves_csv, curves_svg, grouped, print, timeline, train,
 };
 
 const COLUMNS: Columns<10> = Columns::new([
@@ -55,8 +57,42 @@ pub fn run_compare(flags: &CompareFlags) -> Result<bool, Error> {
     if !json {
         conclude(&reports, passed);
         say(format_args!("curves: {csv}\n        {svg}"));
+        if passed && reports.iter().any(hides_little) {
+            show_overlap(task.settings())?;
+        }
     }
     Ok(passed)
+}
+
+/// Whether so little of a mode's communication was hidden that it takes a word why.
+fn hides_little(report: &ModeReport) -> bool {
+    report.hidden.is_some_and(|share| share < 0.25)
+}
+
+/// Trains a model that is large enough to see how its buckets overlap the backward pass.
+fn show_overlap(settings: &Settings) -> Result<(), Error> {
+    let mut larger = settings.clone();
+    if let [features, .., classes] = settings.model.layers[..] {
+        larger.model.layers = vec![features, 1024, 1024, 1024, classes];
+    }
+    // More ranks than cores would wait for a core rather than for each other.
+    larger.run.world_size = settings.run.world_size.min(2);
+    larger.train.steps = 8;
+    larger.ddp = DdpConfig::new().with_bucket_cap_mb(4.5);
+    let task = Task::new(larger)?;
+    let report = train(&task, |_| ())?;
+    say(format_args!(
+        "\nThe backward pass of so small a model is over before much can hide in it. Step {} of \
+         {}\n({} parameters) on {}, {} of communication hidden:\n{}",
+        task.steps(),
+        widths(&task.settings().model.layers),
+        grouped(task.parameters() as u64),
+        counted(task.settings().run.world_size, "rank"),
+        percent(report.step.hidden()),
+        timeline(&report.step),
+    ));
+    say("· filling  ░ waiting its turn  █ all-reduce");
+    Ok(())
 }
 
 /// What is compared, in a few lines, then the headings.
@@ -121,19 +157,11 @@ fn line(report: &ModeReport) -> String {
 }
 
 fn conclude(reports: &[ModeReport], passed: bool) {
-    /// Below this share it takes a word why so little is hidden.
-    const LITTLE: f64 = 0.25;
     if let Some(report) = reports.iter().find(|report| report.buckets > 0) {
         say(format_args!(
             "\nEach step reduced {}.",
             counted(report.buckets, "bucket")
         ));
-        if report.hidden.is_some_and(|share| share < LITTLE) {
-            say(
-                "The backward pass of so small a model is over before much communication can hide in it;",
-            );
-            say("`mlp train --preset wide` shows buckets of full size.");
-        }
     }
     say(match passed {
         true => "All modes agree.",

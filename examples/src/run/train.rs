@@ -3,7 +3,9 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{counted, percent, say, widths};
-use crate::{Columns, Epoch, Error, News, OptimizerKind, Task, TrainFlags, grouped, print, train};
+use crate::{
+    Columns, Epoch, Error, News, OptimizerKind, Task, TrainFlags, grouped, print, timeline, train,
+};
 
 const COLUMNS: Columns<7> = Columns::new([
     ("epoch", 5),
@@ -53,6 +55,10 @@ pub fn run_train(flags: &TrainFlags) -> Result<bool, Error> {
         report.algorithms.join("+"),
         buckets.join(" + "),
         grouped(report.moved.bytes_sent / steps),
+    ));
+    say(format_args!(
+        "the last one on rank 0:\n{}\n",
+        timeline(&report.step)
     ));
     say(match report.bits_equal_ranks {
         true => "All ranks ended with the same weights, bit for bit.",
