@@ -6,7 +6,10 @@ use serde::{
     de::{SeqAccess, Visitor, value::SeqAccessDeserializer},
 };
 
-use crate::{Algorithm, Call, Collective, Error, Result};
+use crate::{
+    Algorithm, Call, Collective, Error, Result,
+    tuning::{self, Cost},
+};
 
 /// Settings of a [`Communicator`](crate::Communicator), alike on every rank.
 ///
@@ -46,8 +49,19 @@ pub struct CommunicatorConfig {
     /// How long a call may take, in seconds.
     pub timeout_s: f64,
     /// The most KiB in one message; longer ones are cut, so that both ends work
-    /// at the same time.
+    /// at the same time. A ring of two pinned ranks took 302, 264, 241 and 231 µs for
+    /// 4 MiB in segments of 64, 128, 256 and 512 KiB; larger ones leave the cache.
     pub segment_kb: usize,
+    /// Whether every sum is the one tree over ranks, whatever the algorithm: the
+    /// same bits for all of them. The first pass of a ring, and of halving among
+    /// ranks that are no power of two, is then the direct exchange.
+    pub deterministic: bool,
+    /// The least elements of an all_reduce that `direct` gives to one owner. With
+    /// 4096 it cuts buffers as Alink does.
+    pub direct_piece: usize,
+    /// What `auto` goes by, as `bench crossover` measures it; without any row, what
+    /// was measured for threads over channels on two cores.
+    pub tuning: Vec<Cost>,
 }
 
 impl Default for CommunicatorConfig {
@@ -60,7 +74,10 @@ impl Default for CommunicatorConfig {
             all_gather: None,
             reduce_scatter: None,
             timeout_s: 60.0,
-            segment_kb: 128,
+            segment_kb: 256,
+            deterministic: false,
+            direct_piece: 1,
+            tuning: vec![],
         }
     }
 }
@@ -102,6 +119,27 @@ impl CommunicatorConfig {
         Self { segment_kb, ..self }
     }
 
+    /// Whether every sum is the one tree over ranks.
+    pub fn with_deterministic(self, deterministic: bool) -> Self {
+        Self {
+            deterministic,
+            ..self
+        }
+    }
+
+    /// The least elements of an all_reduce that `direct` gives to one owner.
+    pub fn with_direct_piece(self, direct_piece: usize) -> Self {
+        Self {
+            direct_piece,
+            ..self
+        }
+    }
+
+    /// What `auto` goes by.
+    pub fn with_tuning(self, tuning: Vec<Cost>) -> Self {
+        Self { tuning, ..self }
+    }
+
     /// Checks every setting.
     ///
     /// # Errors
@@ -123,6 +161,13 @@ impl CommunicatorConfig {
             let what = "1 to 1048576 KiB are allowed";
             return refuse("segment_kb", self.segment_kb.to_string(), what);
         }
+        if self.direct_piece == 0 {
+            return refuse(
+                "direct_piece",
+                "0".to_owned(),
+                "at least 1 element is needed",
+            );
+        }
         let mut choices = vec![("algorithm", &self.algorithm)];
         choices.extend(
             Collective::PLANNED
@@ -141,9 +186,19 @@ impl CommunicatorConfig {
 
     /// The algorithm that carries out `call` among `world` ranks.
     pub fn pick(&self, call: &Call, world: usize) -> Algorithm {
-        self.choice_of(call.collective)
-            .unwrap_or(&self.algorithm)
-            .pick(call, world)
+        match self.choice_of(call.collective).unwrap_or(&self.algorithm) {
+            Choice::Fixed(algorithm) => *algorithm,
+            Choice::Sized(rules) => rules
+                .iter()
+                .find(|rule| rule.up_to_kb.is_none_or(|most| call.bytes() <= most << 10))
+                .map_or(Algorithm::Tree, |rule| rule.algorithm),
+            Choice::Auto => tuning::cheapest(&self.tuning, call, world)
+                .or_else(|| tuning::cheapest(tuning::MEASURED, call, world))
+                .unwrap_or(match call.collective {
+                    Collective::AllGather | Collective::ReduceScatter => Algorithm::Ring,
+                    _ => Algorithm::Tree,
+                }),
+        }
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -157,7 +212,7 @@ impl CommunicatorConfig {
             Collective::Broadcast => self.broadcast.as_ref(),
             Collective::AllGather => self.all_gather.as_ref(),
             Collective::ReduceScatter => self.reduce_scatter.as_ref(),
-            Collective::Barrier | Collective::SendRecv => None,
+            _ => None,
         }
     }
 
@@ -168,7 +223,7 @@ impl CommunicatorConfig {
             Collective::Broadcast => Some(&mut self.broadcast),
             Collective::AllGather => Some(&mut self.all_gather),
             Collective::ReduceScatter => Some(&mut self.reduce_scatter),
-            Collective::Barrier | Collective::SendRecv => None,
+            _ => None,
         }
     }
 }
@@ -176,7 +231,9 @@ impl CommunicatorConfig {
 /// How an algorithm is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Choice {
-    /// By operation, size and world: see [`Choice::pick`].
+    /// The cheapest for the operation, size and world, by
+    /// [what was measured](CommunicatorConfig::tuning); where nothing was, the ring for
+    /// all_gather and reduce_scatter, and the tree.
     Auto,
     /// Always this one.
     Fixed(Algorithm),
@@ -193,35 +250,6 @@ pub struct Rule {
     pub up_to_kb: Option<usize>,
     /// What then runs.
     pub algorithm: Algorithm,
-}
-
-/// Above this many bytes `auto` takes the ring for an all_reduce among three
-/// ranks or more, up to it the tree.
-///
-/// Channels between threads, 2 cores: four and eight ranks cross at about 48 KiB;
-/// between two ranks the ring is never slower.
-const TREE_UP_TO: usize = 48 << 10;
-
-impl Choice {
-    /// The algorithm for `call` among `world` ranks.
-    ///
-    /// `auto` takes the tree for reduce and broadcast, the ring for all_gather and
-    /// reduce_scatter, and for all_reduce the tree while buffers are small, the ring
-    /// above, and always between two ranks.
-    pub fn pick(&self, call: &Call, world: usize) -> Algorithm {
-        match self {
-            Self::Fixed(algorithm) => *algorithm,
-            Self::Sized(rules) => rules
-                .iter()
-                .find(|rule| rule.up_to_kb.is_none_or(|most| call.bytes() <= most << 10))
-                .map_or(Algorithm::Tree, |rule| rule.algorithm),
-            Self::Auto => match call.collective {
-                Collective::AllReduce if world > 2 && call.bytes() <= TREE_UP_TO => Algorithm::Tree,
-                Collective::Reduce | Collective::Broadcast | Collective::Barrier => Algorithm::Tree,
-                _ => Algorithm::Ring,
-            },
-        }
-    }
 }
 
 fn fault(rules: &[Rule]) -> Option<&'static str> {

@@ -2,6 +2,7 @@
 use std::fmt;
 
 use bytemuck::Pod;
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 /// How the elements of all ranks become one.
@@ -11,8 +12,7 @@ use serde::{Deserialize, Serialize};
 pub enum ReduceOp {
     /// Their sum. Integers wrap around.
     Sum,
-    /// Their sum, divided once by the world size, in the elements' own type.
-    /// Integers have none: asking for it is an error before anything moves.
+    /// Their sum, divided once by the world size. Floats only.
     Mean,
     /// The smallest. A NaN anywhere gives NaN; −0 is smaller than +0.
     Min,
@@ -20,22 +20,82 @@ pub enum ReduceOp {
     Max,
     /// Their product. Integers wrap around.
     Product,
+    /// The bits that are set in all. Integers only.
+    And,
+    /// The bits that are set in any. Integers only.
+    Or,
+    /// The bits that are set in an odd number. Integers only.
+    Xor,
 }
 
 impl ReduceOp {
     /// Every operation.
-    pub const ALL: [Self; 5] = [Self::Sum, Self::Mean, Self::Min, Self::Max, Self::Product];
-}
+    pub const ALL: [Self; 8] = [
+        Self::Sum,
+        Self::Mean,
+        Self::Min,
+        Self::Max,
+        Self::Product,
+        Self::And,
+        Self::Or,
+        Self::Xor,
+    ];
 
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// Whether elements of `dtype` can be reduced so.
+    pub fn suits(self, dtype: DType) -> bool {
+        match self {
+            Self::Sum | Self::Min | Self::Max | Self::Product => true,
+            Self::Mean => dtype.is_float(),
+            Self::And | Self::Or | Self::Xor => !dtype.is_float(),
+        }
+    }
+
+    /// The operation's name.
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Sum => "sum",
             Self::Mean => "mean",
             Self::Min => "min",
             Self::Max => "max",
             Self::Product => "product",
-        })
+            Self::And => "and",
+            Self::Or => "or",
+            Self::Xor => "xor",
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What folds the elements of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operator {
+    /// One of the operations that have a name.
+    Named(ReduceOp),
+    /// The caller's own.
+    User,
+}
+
+impl Operator {
+    /// Whether elements of `dtype` are [wide](Element::Wide) while they are folded.
+    ///
+    /// A minimum needs no more bits, and what a caller's own operator needs is not known.
+    pub fn widens(self, dtype: DType) -> bool {
+        use ReduceOp::{Mean, Product, Sum};
+        matches!(self, Self::Named(Sum | Mean | Product)) && dtype.wide_size() > dtype.size()
+    }
+}
+
+impl fmt::Display for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(op) => write!(f, "{op}"),
+            Self::User => f.write_str("the caller's operator"),
+        }
     }
 }
 
@@ -44,12 +104,23 @@ pub trait Element: Pod + Send + Sync + fmt::Debug + PartialEq + sealed::Sealed {
     /// The type's name at run time.
     const DTYPE: DType;
 
+    /// The type in which sums and products of this one are carried: `f32` for the
+    /// 16-bit floats, which are rounded once, at the end; the type itself otherwise.
+    type Wide: Element<Wide = Self::Wide>;
+
+    /// The same number, wide.
+    fn widen(self) -> Self::Wide;
+
+    /// The nearest number of this type.
+    fn narrow(wide: Self::Wide) -> Self;
+
     /// Folds `incoming` into `acc`, element by element. [`Mean`](ReduceOp::Mean)
     /// folds as [`Sum`](ReduceOp::Sum); [`divide`](Self::divide) completes it.
     ///
     /// # Panics
     ///
-    /// Panics if the slices differ in length.
+    /// Panics if the slices differ in length, or if `op` does not
+    /// [suit](ReduceOp::suits) the type.
     fn fold(op: ReduceOp, acc: &mut [Self], incoming: &[Self]);
 
     /// Divides each element by `count`; integers are left as they are.
@@ -67,6 +138,8 @@ trait Pair: Sized {
     fn multiply(self, other: Self) -> Self;
     fn smaller(self, other: Self) -> Self;
     fn larger(self, other: Self) -> Self;
+    fn bits(op: ReduceOp, this: Self, other: Self) -> Self;
+    fn divided(self, count: usize) -> Self;
 }
 
 macro_rules! integers {
@@ -76,12 +149,20 @@ macro_rules! integers {
             fn multiply(self, other: Self) -> Self { self.wrapping_mul(other) }
             fn smaller(self, other: Self) -> Self { Ord::min(self, other) }
             fn larger(self, other: Self) -> Self { Ord::max(self, other) }
+            fn bits(op: ReduceOp, this: Self, other: Self) -> Self {
+                match op {
+                    ReduceOp::And => this & other,
+                    ReduceOp::Or => this | other,
+                    _ => this ^ other,
+                }
+            }
+            fn divided(self, _count: usize) -> Self { self }
         }
     )*};
 }
 
 macro_rules! floats {
-    ($($t:ident)*) => {$(
+    ($($t:ident, $divided:expr;)*) => {$(
         impl Pair for $t {
             fn add(self, other: Self) -> Self { self + other }
             fn multiply(self, other: Self) -> Self { self * other }
@@ -99,12 +180,19 @@ macro_rules! floats {
                 else if self == other { Self::from_bits(self.to_bits() & other.to_bits()) }
                 else { Self::NAN }
             }
+            fn bits(op: ReduceOp, _: Self, _: Self) -> Self {
+                unreachable!("a communicator refuses {op} of floats")
+            }
+            fn divided(self, count: usize) -> Self {
+                let divided: fn(Self, usize) -> Self = $divided;
+                divided(self, count)
+            }
         }
     )*};
 }
 
 macro_rules! elements {
-    ($($dtype:ident $t:ident, $divide:expr;)*) => {
+    ($($dtype:ident $t:ident $wide:ident, $widen:expr, $narrow:expr;)*) => {
         /// An element type's name at run time.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "lowercase")]
@@ -122,6 +210,11 @@ macro_rules! elements {
                 match self { $(Self::$dtype => size_of::<$t>(),)* }
             }
 
+            /// Bytes in an element while it is [summed](Element::Wide).
+            pub fn wide_size(self) -> usize {
+                match self { $(Self::$dtype => size_of::<$wide>(),)* }
+            }
+
             /// The type's name in Rust.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$dtype => stringify!($t),)* }
@@ -134,6 +227,21 @@ macro_rules! elements {
             impl Element for $t {
                 const DTYPE: DType = DType::$dtype;
 
+                type Wide = $wide;
+
+                // Across crates a call per element costs several times the fold itself.
+                #[inline(always)]
+                fn widen(self) -> $wide {
+                    let widen: fn($t) -> $wide = $widen;
+                    widen(self)
+                }
+
+                #[inline(always)]
+                fn narrow(wide: $wide) -> Self {
+                    let narrow: fn($wide) -> $t = $narrow;
+                    narrow(wide)
+                }
+
                 fn fold(op: ReduceOp, acc: &mut [Self], incoming: &[Self]) {
                     assert_eq!(acc.len(), incoming.len(), "folded slices are of one length");
                     let pairs = acc.iter_mut().zip(incoming);
@@ -142,12 +250,12 @@ macro_rules! elements {
                         ReduceOp::Min => pairs.for_each(|(a, &b)| *a = a.smaller(b)),
                         ReduceOp::Max => pairs.for_each(|(a, &b)| *a = a.larger(b)),
                         ReduceOp::Product => pairs.for_each(|(a, &b)| *a = a.multiply(b)),
+                        bits => pairs.for_each(|(a, &b)| *a = Pair::bits(bits, *a, b)),
                     }
                 }
 
                 fn divide(elements: &mut [Self], count: usize) {
-                    let divide: fn(&mut [Self], usize) = $divide;
-                    divide(elements, count);
+                    elements.iter_mut().for_each(|x| *x = x.divided(count));
                 }
             }
         )*
@@ -155,23 +263,30 @@ macro_rules! elements {
 }
 
 integers!(u8 i32 i64 u32 u64);
-floats!(f32 f64);
+floats! {
+    f32, |x, count| x / count as f32;
+    f64, |x, count| x / count as f64;
+    f16, |x, count| Self::from_f32(x.to_f32() / count as f32);
+    bf16, |x, count| Self::from_f32(x.to_f32() / count as f32);
+}
 
-// A new type is one row here, and a word above.
+// A new type is one row here, and one above.
 elements! {
-    F32 f32, |elements, count| elements.iter_mut().for_each(|x| *x /= count as f32);
-    F64 f64, |elements, count| elements.iter_mut().for_each(|x| *x /= count as f64);
-    I32 i32, |_, _| ();
-    I64 i64, |_, _| ();
-    U8 u8, |_, _| ();
-    U32 u32, |_, _| ();
-    U64 u64, |_, _| ();
+    F32 f32 f32, |x| x, |x| x;
+    F64 f64 f64, |x| x, |x| x;
+    F16 f16 f32, |x| x.to_f32(), |x| Self::from_f32(x);
+    BF16 bf16 f32, |x| x.to_f32(), |x| Self::from_f32(x);
+    I32 i32 i32, |x| x, |x| x;
+    I64 i64 i64, |x| x, |x| x;
+    U8 u8 u8, |x| x, |x| x;
+    U32 u32 u32, |x| x, |x| x;
+    U64 u64 u64, |x| x, |x| x;
 }
 
 impl DType {
-    /// Whether the type has a [`Mean`](ReduceOp::Mean).
+    /// Whether the type has fractions, and so a [`Mean`](ReduceOp::Mean).
     pub fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F64)
+        matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::BF16)
     }
 }
 

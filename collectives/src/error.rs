@@ -1,5 +1,5 @@
 //! The one error type of the crate. Whatever stops a collective names ranks.
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{Fingerprint, Place, board::Fate};
 
@@ -54,10 +54,12 @@ pub enum Error {
         cause: Box<Error>,
     },
     /// A rank gave up of its own will.
-    #[error("{place} gave up: {reason}")]
+    #[error("{} gave up: {reason}", Seat(place, group))]
     GaveUp {
         /// The rank.
         place: Place,
+        /// Where it was one of a group: the members, as in [`At`].
+        group: Option<Arc<[usize]>>,
         /// Why, in its own words.
         reason: String,
     },
@@ -80,6 +82,16 @@ pub enum Error {
         expected: usize,
         /// Bytes that came.
         got: usize,
+    },
+    /// The bytes of an object are not what they should be.
+    #[error("{at}: the object of rank {peer} cannot be read: {what}")]
+    Object {
+        /// Where this rank was.
+        at: At,
+        /// The rank whose object it is.
+        peer: usize,
+        /// What was wrong.
+        what: String,
     },
     /// A setting that cannot be.
     #[error("{key} = {value}: {what}")]
@@ -104,15 +116,34 @@ pub enum Error {
 /// Where a rank was when a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
-    /// The rank and its world.
+    /// The rank and its world: in a group, those of the group.
     pub place: Place,
+    /// The group's members, by their rank in the world that it was made from.
+    pub group: Option<Arc<[usize]>>,
     /// The call it was in.
     pub fingerprint: Box<Fingerprint>,
 }
 
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {}", self.place, self.fingerprint)
+        write!(
+            f,
+            "{} in {}",
+            Seat(&self.place, &self.group),
+            self.fingerprint
+        )
+    }
+}
+
+/// A place, with its group where there is one.
+struct Seat<'a>(&'a Place, &'a Option<Arc<[usize]>>);
+
+impl fmt::Display for Seat<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.1 {
+            Some(members) => write!(f, "{} of the group {members:?}", self.0),
+            None => write!(f, "{}", self.0),
+        }
     }
 }
 
@@ -143,10 +174,15 @@ fn list(late: &[Late]) -> String {
 }
 
 impl Error {
-    /// The ranks at fault, as far as is known; for a disagreement, both sides.
+    /// The ranks at fault, as far as is known; for a disagreement, both sides. In a
+    /// group they are numbered as the group numbers them.
     pub fn ranks(&self) -> Vec<usize> {
         match self {
-            Self::PeerFailed { peer, .. } | Self::Protocol { peer, .. } => vec![*peer],
+            Self::PeerFailed { peer, .. }
+            | Self::Protocol { peer, .. }
+            | Self::Object { peer, .. } => {
+                vec![*peer]
+            }
             Self::Timeout { late, .. } => late.iter().map(|late| late.rank).collect(),
             Self::Mismatch { at, peer, .. } => {
                 let mut both = vec![at.place.rank, *peer];

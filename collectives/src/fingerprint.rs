@@ -6,7 +6,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Algorithm, DType, ReduceOp};
+use crate::{DType, Operator, Route};
 
 /// The operations of a [`Communicator`](crate::Communicator).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -23,6 +23,14 @@ pub enum Collective {
     AllGather,
     /// Every rank gets its part of the reduction.
     ReduceScatter,
+    /// The root gets every rank's part.
+    Gather,
+    /// Every rank gets its part of the root's buffer.
+    Scatter,
+    /// Every rank gets its part of every rank's buffer.
+    AllToAll,
+    /// The ranks agree on who is in a group.
+    Split,
     /// No rank leaves before all have come.
     Barrier,
     /// A message from one rank to another.
@@ -30,7 +38,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// The operations that an [`Algorithm`] plans.
+    /// The operations that an [`Algorithm`](crate::Algorithm) plans.
     pub const PLANNED: [Self; 5] = [
         Self::AllReduce,
         Self::Reduce,
@@ -47,6 +55,10 @@ impl Collective {
             Self::Broadcast => "broadcast",
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Split => "split",
             Self::Barrier => "barrier",
             Self::SendRecv => "send/recv",
         }
@@ -65,16 +77,24 @@ pub struct Call {
     /// The operation.
     pub collective: Collective,
     /// How elements are folded, where they are.
-    pub op: Option<ReduceOp>,
+    pub op: Option<Operator>,
     /// The rank at the root, where there is one.
     pub root: Option<usize>,
     /// The type of the elements.
     pub dtype: DType,
     /// Elements in the whole buffer.
     pub len: usize,
+    /// What else the ranks must agree on, as a hash: how the buffer is cut, where it
+    /// is not cut evenly, or who is in a group; and the settings of which the plan is made.
+    pub terms: u64,
 }
 
 impl Call {
+    /// Whether the elements are [wide](crate::Element::Wide) while they are folded.
+    pub fn widens(&self) -> bool {
+        self.op.is_some_and(|operator| operator.widens(self.dtype))
+    }
+
     /// Bytes in the whole buffer.
     pub fn bytes(&self) -> usize {
         self.len * self.dtype.size()
@@ -108,7 +128,7 @@ pub struct Fingerprint {
     /// What was asked for.
     pub call: Call,
     /// The plan that carries it out; none for a single message.
-    pub algorithm: Option<Algorithm>,
+    pub algorithm: Option<Route>,
     /// The most elements in one message.
     pub segment: usize,
 }
@@ -131,6 +151,7 @@ impl Fingerprint {
             ("the length", a.len != b.len),
             ("the reduce operation", a.op != b.op),
             ("the root", a.root != b.root),
+            ("the counts, members or settings", a.terms != b.terms),
             ("the algorithm", self.algorithm != other.algorithm),
             ("the segment size", self.segment != other.segment),
             ("the calls before", self.history != other.history),
@@ -144,8 +165,21 @@ impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{} {}", self.seq, self.call)?;
         if let Some(algorithm) = self.algorithm {
-            write!(f, ", by {algorithm} in segments of {}", self.segment)?;
+            write!(
+                f,
+                ", by {algorithm} in segments of {} elements",
+                self.segment
+            )?;
         }
         Ok(())
     }
+}
+
+/// A hash of numbers that all ranks must give alike (FNV-1a).
+pub(crate) fn terms(numbers: impl Iterator<Item = usize>) -> u64 {
+    numbers
+        .flat_map(usize::to_le_bytes)
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
 }

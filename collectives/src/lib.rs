@@ -15,13 +15,16 @@
 //! ```
 //!
 //! Floors, each importing from its own or below: [`Place`], [`Partition`],
-//! [`Schedule`] and [`Algorithm`] are pure arithmetic; [`transport`] moves bytes;
+//! [`Plan`] and [`Algorithm`] are pure arithmetic; [`transport`] moves bytes;
 //! an executor runs any plan over any transport; [`Communicator`] adds deadlines,
 //! fingerprints and statistics; [`CommStream`] runs it on a thread of its own; and
 //! [`launch`] makes worlds.
 //!
 //! Every wait ends: in the right values on every rank, or in an [`Error`] that
 //! names the ranks at fault.
+//!
+//! Buffers are slices of plain numbers, and so contiguous: a strided view cannot be
+//! passed by accident.
 mod algorithm;
 mod board;
 mod communicator;
@@ -34,19 +37,22 @@ pub mod launch;
 mod partition;
 mod place;
 pub mod schedule;
+pub mod simulated;
 mod stats;
 mod stream;
 pub mod transport;
+pub mod tuning;
 
-pub use algorithm::{Algorithm, Traffic};
+pub use algorithm::{Algorithm, Flow, Route, Shape, Traffic};
 pub use board::{Board, Fate};
 pub use communicator::{Communicator, Within};
 pub use config::{Choice, CommunicatorConfig, Rule};
-pub use element::{DType, Element, ReduceOp};
+pub use element::{DType, Element, Operator, ReduceOp};
 pub use error::{At, Error, Late, Result};
 pub use fingerprint::{Call, Collective, Fingerprint};
-pub use partition::Partition;
+pub use half::{bf16, f16};
+pub use partition::{Partition, Parts};
 pub use place::Place;
-pub use schedule::Schedule;
+pub use schedule::Plan;
 pub use stats::{Key, Row, Stats};
 pub use stream::{CommStream, Work};

@@ -1,6 +1,51 @@
 //! Cutting a flat buffer into one contiguous range per rank.
 use std::ops::Range;
 
+/// A buffer cut into one part per rank, evenly or as the caller counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts<'a> {
+    /// As evenly as can be.
+    Even(Partition),
+    /// As many elements for each rank as stand here.
+    Counted(&'a [usize]),
+}
+
+impl Parts<'_> {
+    /// Elements in all parts.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Even(partition) => partition.len,
+            Self::Counted(counts) => total(counts),
+        }
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The range that belongs to `part`.
+    pub fn range(&self, part: usize) -> Range<usize> {
+        self.span(part..part + 1)
+    }
+
+    /// The range of several parts that follow each other.
+    pub fn span(&self, parts: Range<usize>) -> Range<usize> {
+        match self {
+            Self::Even(partition) => partition.span(parts),
+            Self::Counted(counts) => {
+                let start = total(&counts[..parts.start]);
+                start..start.saturating_add(total(&counts[parts]))
+            }
+        }
+    }
+}
+
+/// The sum of `counts`; of senseless ones, which no buffer fits, the largest number.
+fn total(counts: &[usize]) -> usize {
+    counts.iter().copied().fold(0, usize::saturating_add)
+}
+
 /// `len` elements cut into `parts` contiguous ranges, in order, without gap.
 ///
 /// The lengths differ by at most one; ranges may be empty, so any length works

@@ -1,8 +1,41 @@
 //! Plans: the steps one rank takes to carry out one collective.
 use std::ops::Range;
 
-/// One rank's part in a collective, first step first.
-pub type Schedule = Vec<Step>;
+/// One rank's part in a collective, in two passes.
+///
+/// The first brings the addends of each range to the rank that finishes it, the
+/// second hands the finished ranges on. Between the two a mean is divided and a
+/// 16-bit result rounded, once, by the rank that owns it. A collective that
+/// reduces nothing has only the second pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The way in, first step first.
+    pub reduce: Vec<Step>,
+    /// What this rank holds finished after it.
+    pub owned: Range<usize>,
+    /// The way out.
+    pub spread: Vec<Step>,
+}
+
+impl Plan {
+    /// Empties the plan and keeps its room.
+    pub fn clear(&mut self) {
+        self.reduce.clear();
+        self.owned = 0..0;
+        self.spread.clear();
+    }
+
+    /// Whether what this rank owns is completed where it is folded, out of what was
+    /// set aside, and not where it lies.
+    pub(crate) fn folds_aside(&self) -> bool {
+        self.reduce.iter().any(|step| step.fold.is_some())
+    }
+
+    /// The steps of both passes.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.reduce.iter().chain(&self.spread)
+    }
+}
 
 /// A send and a receive that happen at the same time; either may be absent.
 ///
@@ -14,6 +47,10 @@ pub struct Step {
     pub send: Option<Departure>,
     /// What arrives.
     pub recv: Option<Arrival>,
+    /// Then: the range in which this rank's own elements and those
+    /// [set aside](Then::SetAside) for it are folded, in the order of the tree
+    /// T(n) = T(p) + T(n - p) over ranks, p the largest power of two below n.
+    pub fold: Option<Range<usize>>,
 }
 
 /// Elements that leave this rank.
@@ -43,6 +80,8 @@ pub enum Then {
     Reduce,
     /// The new ones take their place.
     Replace,
+    /// The new ones wait, by rank, until all have come and a step folds them.
+    SetAside,
 }
 
 impl Step {
@@ -50,15 +89,15 @@ impl Step {
     pub fn send(to: usize, range: Range<usize>) -> Self {
         Self {
             send: Some(Departure { to, range }),
-            recv: None,
+            ..Self::default()
         }
     }
 
     /// A step that only receives.
     pub fn recv(from: usize, range: Range<usize>, then: Then) -> Self {
         Self {
-            send: None,
             recv: Some(Arrival { from, range, then }),
+            ..Self::default()
         }
     }
 
@@ -70,8 +109,16 @@ impl Step {
         }
     }
 
-    /// The same step the other way round: what was sent arrives and replaces.
-    pub(crate) fn mirrored(self) -> Self {
+    /// A step that moves nothing, and folds what was set aside for `range`.
+    pub fn fold(range: Range<usize>) -> Self {
+        Self {
+            fold: Some(range),
+            ..Self::default()
+        }
+    }
+
+    /// The same step the other way round: what was sent arrives, and `then`.
+    pub(crate) fn mirrored(self, then: Then) -> Self {
         Self {
             send: self
                 .recv
@@ -79,8 +126,9 @@ impl Step {
             recv: self.send.map(|Departure { to, range }| Arrival {
                 from: to,
                 range,
-                then: Then::Replace,
+                then,
             }),
+            fold: None,
         }
     }
 
@@ -94,26 +142,20 @@ impl Step {
         let recvs = self.recv.as_ref().map_or(0, |recv| count(&recv.range));
         let cut = move |range: &Range<usize>, index: usize| {
             let start = range.start + index * segment;
-            start..(start + segment).min(range.end)
+            start..start.saturating_add(segment).min(range.end)
         };
-        (0..sends.max(recvs)).map(move |index| Step {
-            send: self
-                .send
-                .as_ref()
-                .filter(|_| index < sends)
-                .map(|send| Departure {
-                    to: send.to,
-                    range: cut(&send.range, index),
-                }),
-            recv: self
-                .recv
-                .as_ref()
-                .filter(|_| index < recvs)
-                .map(|recv| Arrival {
-                    from: recv.from,
-                    range: cut(&recv.range, index),
-                    then: recv.then,
-                }),
+        let last = sends.max(recvs).max(1) - 1;
+        (0..=last).map(move |index| Step {
+            send: (self.send.as_ref().filter(|_| index < sends)).map(|send| Departure {
+                to: send.to,
+                range: cut(&send.range, index),
+            }),
+            recv: (self.recv.as_ref().filter(|_| index < recvs)).map(|recv| Arrival {
+                from: recv.from,
+                range: cut(&recv.range, index),
+                then: recv.then,
+            }),
+            fold: self.fold.clone().filter(|_| index == last),
         })
     }
 }

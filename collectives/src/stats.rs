@@ -1,7 +1,7 @@
 //! What was moved, by whom, how, and how long it took.
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use crate::{Algorithm, Collective, Traffic, transport::Counts};
+use crate::{Collective, Route, Traffic, transport::Counts};
 
 /// Counters of one communicator. Always on: they cost two additions a message.
 ///
@@ -20,7 +20,7 @@ pub struct Key {
     /// The operation.
     pub collective: Collective,
     /// The algorithm that ran; none for single messages.
-    pub algorithm: Option<Algorithm>,
+    pub algorithm: Option<Route>,
 }
 
 impl fmt::Display for Key {
@@ -109,7 +109,7 @@ impl Stats {
     }
 
     /// The algorithms that ran for `collective`, simplest first.
-    pub fn algorithms(&self, collective: Collective) -> impl Iterator<Item = Algorithm> {
+    pub fn algorithms(&self, collective: Collective) -> impl Iterator<Item = Route> {
         self.rows
             .keys()
             .filter(move |key| key.collective == collective)

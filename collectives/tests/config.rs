@@ -2,8 +2,8 @@
 use std::time::Duration;
 
 use collectives::{
-    Algorithm, Call, Choice, Collective, Communicator, CommunicatorConfig, DType, Error, ReduceOp,
-    Rule, transport::Local,
+    Algorithm, Choice, Collective, Communicator, CommunicatorConfig, Error, Rule, transport::Local,
+    tuning::Cost,
 };
 
 fn parse(text: &str) -> CommunicatorConfig {
@@ -21,7 +21,7 @@ fn nothing_said_is_the_default() {
     let config = parse("");
     assert_eq!(config, CommunicatorConfig::new());
     assert_eq!(config.algorithm, Choice::Auto);
-    assert_eq!((config.timeout_s, config.segment_kb), (60.0, 128));
+    assert_eq!((config.timeout_s, config.segment_kb), (60.0, 256));
     config.validate().unwrap();
 }
 
@@ -64,10 +64,9 @@ fn a_key_or_name_that_does_not_exist_is_an_error_that_lists_those_that_do() {
         "{error}"
     );
     let error = refused("algorithm = \"rong\"");
-    assert!(
-        error.contains("rong") && error.contains("naive, tree, ring, and auto"),
-        "{error}"
-    );
+    let names: Vec<_> = Algorithm::ALL.iter().map(|it| it.name()).collect();
+    let listed = format!("{}, and auto", names.join(", "));
+    assert!(error.contains("rong") && error.contains(&listed), "{error}");
     let error = refused("algorithm = [{ up_to_mb = 1, algorithm = \"ring\" }]");
     assert!(error.contains("up_to_mb"), "{error}");
     let error = refused("algorithm = 3");
@@ -85,6 +84,7 @@ fn settings_that_cannot_be_are_named_with_their_value() {
         ("timeout_s = inf", "timeout_s", "inf"),
         ("segment_kb = 0", "segment_kb", "0"),
         ("segment_kb = 1048577", "segment_kb", "1048577"),
+        ("direct_piece = 0", "direct_piece", "0"),
         ("algorithm = []", "algorithm", "[]"),
         ("reduce = []", "reduce", "[]"),
     ] {
@@ -161,7 +161,16 @@ fn what_is_written_reads_back_the_same() {
             })
             .with_algorithm(sized(9))
             .with_timeout(Duration::from_millis(1234))
-            .with_segment_kb(7),
+            .with_segment_kb(7)
+            .with_deterministic(true)
+            .with_direct_piece(4096)
+            .with_tuning(vec![Cost {
+                collective: Collective::ReduceScatter,
+                ranks: 4,
+                algorithm: Algorithm::Halving,
+                alpha_us: 1.5,
+                beta_us_per_kib: 0.25,
+            }]),
     );
     for config in configs {
         let text = toml::to_string(&config).unwrap();
@@ -174,30 +183,6 @@ fn barriers_and_messages_have_no_algorithm_to_choose() {
     for collective in [Collective::Barrier, Collective::SendRecv] {
         let config = CommunicatorConfig::new().with_algorithm_for(collective, Algorithm::Ring);
         assert_eq!(config, CommunicatorConfig::new());
-    }
-}
-
-#[test]
-fn auto_takes_the_tree_for_small_sums_and_the_ring_for_large() {
-    let pick = |collective, bytes, world| {
-        let call = Call {
-            collective,
-            op: Some(ReduceOp::Sum),
-            root: None,
-            dtype: DType::U8,
-            len: bytes,
-        };
-        CommunicatorConfig::new().pick(&call, world)
-    };
-    const BOUND: usize = 48 << 10;
-    assert_eq!(pick(Collective::AllReduce, BOUND, 4), Algorithm::Tree);
-    assert_eq!(pick(Collective::AllReduce, BOUND + 1, 4), Algorithm::Ring);
-    assert_eq!(pick(Collective::AllReduce, 0, 2), Algorithm::Ring);
-    for bytes in [0, BOUND + 1] {
-        assert_eq!(pick(Collective::Broadcast, bytes, 4), Algorithm::Tree);
-        assert_eq!(pick(Collective::Reduce, bytes, 4), Algorithm::Tree);
-        assert_eq!(pick(Collective::AllGather, bytes, 4), Algorithm::Ring);
-        assert_eq!(pick(Collective::ReduceScatter, bytes, 4), Algorithm::Ring);
     }
 }
 

@@ -10,10 +10,14 @@ use std::{
 
 use collectives::{
     Algorithm, Board, Collective, Communicator, CommunicatorConfig, Error, Place, ReduceOp, Result,
+    f16,
     transport::{Incoming, Local, Outgoing, Ticket, Transport, Trouble},
 };
 
-use crate::world::{Deed, at_once, by, each_rank, each_with, ends, everywhere};
+use crate::{
+    calls::CALLS,
+    world::{Deed, at_once, by, each_rank, each_with, ends, everywhere},
+};
 
 /// More than any prompt error takes, less than a deadline that counts as a hang.
 const PROMPT: Duration = Duration::from_secs(8);
@@ -173,6 +177,37 @@ fn a_message_that_nobody_sends_names_the_sender() {
     });
 }
 
+#[test]
+fn every_call_has_a_deadline_and_names_who_is_late() {
+    let cases = everywhere(&[2, 3]).flat_map(|(algorithm, world)| {
+        CALLS
+            .into_iter()
+            .map(move |(name, call)| (algorithm, world, name, call))
+    });
+    at_once(cases, |(algorithm, world, name, call)| {
+        // Every call needs all ranks, or the barrier after it does.
+        let silent = name.len() % world;
+        let end = Barrier::new(world);
+        let config = by(algorithm).with_timeout(Duration::from_millis(300));
+        let start = Instant::now();
+        let errors = each_rank(world, &config, |mut communicator| {
+            let outcome = (communicator.rank() != silent)
+                .then(|| call(&mut communicator, 6).and_then(|_| communicator.barrier()));
+            end.wait();
+            outcome.map(Result::unwrap_err)
+        });
+        let errors: Vec<_> = errors.into_iter().flatten().collect();
+        let what = format!("{algorithm} {name}, rank {silent} of {world} is silent: {errors:?}");
+        assert!(
+            errors.iter().all(|error| error.ranks().contains(&silent)),
+            "{what}"
+        );
+        let timeout = |error: &&Error| matches!(error, Error::Timeout { .. });
+        assert!(errors.iter().any(|error| timeout(&error)), "{what}");
+        assert!(start.elapsed() < 2 * PROMPT, "{what}");
+    });
+}
+
 // ---- disagreement
 
 /// What the others call, what the odd rank calls, and what an error says of both.
@@ -305,6 +340,138 @@ fn different_collectives_are_told_to_every_rank() {
     ]);
 }
 
+/// Counts that take turns: unlike at every world size, and not those of the next `turn`.
+fn counts(it: &Communicator, turn: usize) -> Vec<usize> {
+    (0..it.world_size())
+        .map(|rank| [1, 3][(rank + turn) % 2])
+        .collect()
+}
+
+#[test]
+fn different_counts_are_told_to_every_rank() {
+    const DIFFER: [&str; 2] = ["ranks differ in", "the counts, members or settings"];
+    fn all_gather_v(it: &mut Communicator, turn: usize) -> Result<()> {
+        let counts = counts(it, turn);
+        let mut whole = vec![0u8; counts.iter().sum()];
+        it.all_gather_v(&vec![1; counts[it.rank()]], &counts, &mut whole)
+    }
+    fn reduce_scatter_v(it: &mut Communicator, turn: usize) -> Result<()> {
+        let counts = counts(it, turn);
+        let mut whole = vec![0u8; counts.iter().sum()];
+        it.reduce_scatter_v(&mut whole, &counts, ReduceOp::Sum)
+            .map(drop)
+    }
+    fn gather_v(it: &mut Communicator, turn: usize) -> Result<()> {
+        let counts = counts(it, turn);
+        let len = if it.rank() == 0 {
+            counts.iter().sum()
+        } else {
+            0
+        };
+        it.gather_v(&vec![1u8; counts[it.rank()]], &counts, &mut vec![0; len], 0)
+    }
+    fn scatter_v(it: &mut Communicator, turn: usize) -> Result<()> {
+        let counts = counts(it, turn);
+        let len = if it.rank() == 0 {
+            counts.iter().sum()
+        } else {
+            0
+        };
+        it.scatter_v(&vec![1u8; len], &counts, &mut vec![0; counts[it.rank()]], 0)
+    }
+    everyone_is_told(&[
+        (|it| all_gather_v(it, 0), |it| all_gather_v(it, 1), DIFFER),
+        (
+            |it| reduce_scatter_v(it, 0),
+            |it| reduce_scatter_v(it, 1),
+            DIFFER,
+        ),
+        (|it| gather_v(it, 0), |it| gather_v(it, 1), DIFFER),
+        (|it| scatter_v(it, 0), |it| scatter_v(it, 1), DIFFER),
+        (
+            |it| it.all_reduce_coalesced(&mut [&mut [1u8; 3], &mut [1; 5]], ReduceOp::Sum),
+            |it| it.all_reduce_coalesced(&mut [&mut [1u8; 5], &mut [1; 3]], ReduceOp::Sum),
+            DIFFER,
+        ),
+        (
+            |it| it.all_reduce_coalesced(&mut [&mut [1u8; 3], &mut [1; 5]], ReduceOp::Sum),
+            |it| it.all_reduce(&mut [1u8; 8], ReduceOp::Sum),
+            DIFFER,
+        ),
+        // The same parts, by counts and without: two ways to say it are two calls.
+        (
+            |it| {
+                it.reduce_scatter_v(
+                    &mut vec![1u8; it.world_size()],
+                    &vec![1; it.world_size()],
+                    ReduceOp::Sum,
+                )
+                .map(drop)
+            },
+            |it| {
+                it.reduce_scatter(&mut vec![1u8; it.world_size()], ReduceOp::Sum)
+                    .map(drop)
+            },
+            DIFFER,
+        ),
+    ]);
+}
+
+#[test]
+fn different_exchanges_are_told_to_every_rank() {
+    everyone_is_told(&[
+        (
+            |it| it.all_to_all(&vec![1u8; it.world_size()], &mut vec![0; it.world_size()]),
+            |it| {
+                it.all_to_all(
+                    &vec![1u8; 2 * it.world_size()],
+                    &mut vec![0; 2 * it.world_size()],
+                )
+            },
+            ["the length", "#1 all_to_all"],
+        ),
+        (
+            |it| it.all_to_all(&vec![1u8; it.world_size()], &mut vec![0; it.world_size()]),
+            |it| it.all_to_all(&vec![1i64; it.world_size()], &mut vec![0; it.world_size()]),
+            ["x u8", "x i64"],
+        ),
+        (
+            |it| gather_to(it, 0),
+            |it| gather_to(it, 1),
+            ["root 0", "root 1"],
+        ),
+        (
+            |it| it.all_reduce(&mut [1u8; 4], ReduceOp::Or),
+            |it| it.all_reduce_with(&mut [1u8; 4], |a, b| a | b),
+            ["4 x u8, or", "4 x u8, the caller's operator"],
+        ),
+        (
+            |it| gather_to(it, 0),
+            |it| it.barrier(),
+            ["#1 gather", "#1 barrier"],
+        ),
+        (
+            |it| it.split(None, 0).map(drop),
+            |it| it.new_group(&[0]).map(drop),
+            ["#1 all_gather", "#1 split"],
+        ),
+        (
+            |it| it.broadcast_object(Some(1u8), 0).map(drop),
+            |it| it.all_gather_object(&1u8).map(drop),
+            ["#1 broadcast of 1 x u64", "#1 all_gather of"],
+        ),
+    ]);
+}
+
+fn gather_to(it: &mut Communicator, root: usize) -> Result<()> {
+    let len = if it.rank() == root {
+        it.world_size()
+    } else {
+        0
+    };
+    it.gather(&[1u8], &mut vec![0; len], root)
+}
+
 #[test]
 fn a_message_in_place_of_a_collective_is_told_to_every_rank() {
     for &algorithm in Algorithm::ALL {
@@ -380,10 +547,43 @@ fn ranks_with_other_settings_are_told() {
         for error in errors {
             let text = error.to_string();
             assert!(
-                text.contains(said) && text.contains("by ring in segments of 32768"),
+                text.contains(said) && text.contains("by ring in segments of 65536"),
                 "{text}"
             );
             assert!(error.ranks().contains(&odd), "{text}");
+        }
+    });
+}
+
+#[test]
+fn ranks_with_other_orders_of_the_sum_are_told_before_they_have_a_wrong_one() {
+    const SAID: &str = "differ in the counts, members or settings";
+    let cases = everywhere(&[2, 3, 4]).flat_map(|(algorithm, world)| {
+        (0..world).flat_map(move |odd| {
+            [
+                (algorithm, world, odd, true),
+                (algorithm, world, odd, false),
+            ]
+        })
+    });
+    at_once(cases, |(algorithm, world, odd, order)| {
+        let plain = by(algorithm).with_timeout(Duration::from_secs(2));
+        let mut configs = vec![plain.clone(); world];
+        configs[odd] = match order {
+            true => plain.with_deterministic(true),
+            false => plain.with_direct_piece(4096),
+        };
+        let outcomes = each_with(&configs, |mut communicator| {
+            // With this root a rank takes another's addend for the sum, or waits.
+            let (rank, mut buffer) = (communicator.rank(), [1u8]);
+            let outcome = communicator.reduce(&mut buffer, ReduceOp::Sum, 1);
+            assert!(outcome.is_err() || rank != 1 || buffer == [world as u8]);
+            outcome.and_then(|()| communicator.barrier()).unwrap_err()
+        });
+        for error in outcomes {
+            let text = error.to_string();
+            let shown = text.contains(SAID) || text.contains("differ in the algorithm");
+            assert!(shown && error.ranks().contains(&odd), "{algorithm}: {text}");
         }
     });
 }
@@ -430,7 +630,7 @@ fn the_calls_before_a_disagreement_are_not_blamed() {
 
 #[test]
 fn a_mistake_on_one_rank_stops_all() {
-    let cases: [(Deed, &str); 6] = [
+    let cases: [(Deed, &str); 38] = [
         (
             |it| it.broadcast(&mut [1.0f32; 10], 4),
             "no rank 4 to be the root",
@@ -441,14 +641,148 @@ fn a_mistake_on_one_rank_stops_all() {
         ),
         (
             |it| it.all_gather(&[1.0f32; 9], &mut [1.0f32; 10]),
-            "a part of 9 elements; this rank's part of 10 is",
+            "the part of this rank is 9 elements long; 2 are due",
         ),
         (
             |it| it.all_reduce(&mut [1u32; 10], ReduceOp::Mean),
             "no mean of u32",
         ),
+        (
+            |it| it.all_reduce(&mut [f16::ONE; 10], ReduceOp::Xor),
+            "no xor of f16: only integers have bits",
+        ),
+        (
+            |it| it.all_reduce_coalesced(&mut [&mut [1u8], &mut []], ReduceOp::Mean),
+            "no mean of u8",
+        ),
+        (
+            |it| it.all_gather_v(&[1u8; 2], &[2, 2, 2], &mut [0; 8]),
+            "3 counts for 4 ranks",
+        ),
+        (
+            |it| it.all_gather_v(&[1u8; 2], &[2; 4], &mut [0; 7]),
+            "the whole buffer is 7 elements long; 8 are due",
+        ),
+        (
+            |it| it.all_gather_v(&[1u8; 3], &[2; 4], &mut [0; 8]),
+            "the part of this rank is 3 elements long; 2 are due",
+        ),
+        (
+            |it| it.all_gather_v(&[1u8; 2], &[usize::MAX, 2, 2, 2], &mut [0; 5]),
+            "the whole buffer is 5 elements long",
+        ),
+        (
+            |it| {
+                it.reduce_scatter_v(&mut [1u8; 8], &[8], ReduceOp::Sum)
+                    .map(drop)
+            },
+            "1 counts for 4 ranks",
+        ),
+        (
+            |it| {
+                it.reduce_scatter_v(&mut [1u8; 9], &[2; 4], ReduceOp::Sum)
+                    .map(drop)
+            },
+            "the whole buffer is 9 elements long; 8 are due",
+        ),
+        (
+            |it| {
+                it.reduce_scatter_v(&mut [1u8; 8], &[2; 4], ReduceOp::Mean)
+                    .map(drop)
+            },
+            "no mean of u8",
+        ),
+        (
+            |it| it.gather(&[1u8; 2], &mut [0; 8], 4),
+            "no rank 4 to be the root",
+        ),
+        (
+            |it| it.gather(&[1u8; 2], &mut [0; 7], 2),
+            "the whole, which only the root has, is 7 elements long; 8 are due",
+        ),
+        (
+            |it| it.gather(&[1u8; 2], &mut [0; 8], 0),
+            "the whole, which only the root has, is 8 elements long; 0 are due",
+        ),
+        (
+            |it| it.gather_v(&[1u8; 2], &[2; 5], &mut [], 0),
+            "5 counts for 4 ranks",
+        ),
+        (
+            |it| it.gather_v(&[1u8; 3], &[2; 4], &mut [], 0),
+            "the part of this rank is 3 elements long; 2 are due",
+        ),
+        (
+            |it| it.gather_v(&[1u8; 2], &[2, usize::MAX, 2, 2], &mut [0; 8], 2),
+            "the part of this rank is 2 elements long; 0 are due",
+        ),
+        (
+            |it| it.gather_v(&[1u8; 2], &[2; 4], &mut [], 17),
+            "no rank 17 to be the root",
+        ),
+        (
+            |it| it.scatter(&[0u8; 8], &mut [1; 2], 4),
+            "no rank 4 to be the root",
+        ),
+        (
+            |it| it.scatter(&[0u8; 8], &mut [1; 3], 2),
+            "the whole, which only the root has, is 8 elements long; 12 are due",
+        ),
+        (
+            |it| it.scatter(&[0u8; 8], &mut [1; 2], 1),
+            "is 8 elements long; 0 are due",
+        ),
+        (
+            |it| it.scatter_v(&[], &[2; 3], &mut [0u8; 2], 0),
+            "3 counts for 4 ranks",
+        ),
+        (
+            |it| it.scatter_v(&[], &[2; 4], &mut [0u8; 1], 0),
+            "the part of this rank is 1 elements long; 2 are due",
+        ),
+        (
+            |it| it.all_to_all(&[1u8; 8], &mut [0; 4]),
+            "what is taken is 4 elements long; 8 are due",
+        ),
+        (
+            |it| it.all_to_all(&[1u8; 7], &mut [0; 7]),
+            "7 elements do not cut into 4 equal parts",
+        ),
+        (
+            |it| it.all_to_all_v(&[1u8; 4], &[1; 3], &mut [0; 4], &[1; 4]),
+            "3 counts for 4 ranks",
+        ),
+        (
+            |it| it.all_to_all_v(&[1u8; 4], &[1; 4], &mut [0; 4], &[2; 4]),
+            "is 4 elements long; 8 are due",
+        ),
+        (
+            |it| it.all_to_all_v(&[1u8; 4], &[1; 4], &mut [0; 5], &[1, 1, 2, 1]),
+            "what this rank takes from itself is 2 elements long; 1 are due",
+        ),
         (|it| it.send(it.rank(), &[1u8]), "to speak to"),
         (|it| it.recv(4, &mut [1u8]), "no rank 4 to speak to"),
+        (
+            |it| it.sendrecv(2, &[1u8], 1, &mut [0u8]),
+            "no rank 2 to speak to: ranks are 0 to 3, and this one is 2",
+        ),
+        (
+            |it| it.sendrecv(1, &[1u8], 4, &mut [0u8]),
+            "no rank 4 to speak to",
+        ),
+        (
+            |it| it.broadcast_object::<u8>(None, 2).map(drop),
+            "this rank's object cannot be sent: it gives none",
+        ),
+        (
+            |it| it.broadcast_object(Some(1u8), 4).map(drop),
+            "no rank 4 to be the root",
+        ),
+        (|it| it.new_group(&[]).map(drop), "at least one rank"),
+        (
+            |it| it.new_group(&[4]).map(drop),
+            "no rank 4 to be in a group",
+        ),
     ];
     for (deed, said) in cases {
         for &algorithm in Algorithm::ALL {
@@ -631,6 +965,14 @@ impl Transport for Lingering {
         self.link.as_mut().unwrap().exchange(ticket, send, recv)
     }
 
+    fn split(
+        &mut self,
+        id: u64,
+        members: &[usize],
+    ) -> std::result::Result<Box<dyn Transport>, Trouble> {
+        self.link.as_mut().unwrap().split(id, members)
+    }
+
     fn close(&mut self) {
         self.link.as_mut().unwrap().close();
         self.linger();
@@ -676,7 +1018,21 @@ fn the_reason_is_known_before_a_link_closes() {
 
 #[test]
 fn after_an_error_every_call_returns_the_same() {
-    let calls: [Deed; 9] = [
+    let calls: [Deed; 20] = [
+        |it| it.all_reduce_with(&mut [1u8], |a, _| a),
+        |it| it.all_reduce_coalesced(&mut [&mut [1u8]], ReduceOp::Sum),
+        |it| it.all_gather_v(&[1u8], &[1; 9], &mut []),
+        |it| {
+            it.reduce_scatter_v(&mut [1u8], &[1; 9], ReduceOp::Sum)
+                .map(drop)
+        },
+        |it| it.gather(&[1u8], &mut [], 0),
+        |it| it.scatter(&[], &mut [1u8], 0),
+        |it| it.all_to_all(&[1u8; 4], &mut [0; 4]),
+        |it| it.sendrecv(0, &[1u8], 0, &mut [1u8]),
+        |it| it.broadcast_object(Some(1u8), 0).map(drop),
+        |it| it.new_group(&[0]).map(drop),
+        |it| it.split(None, 0).map(drop),
         sum,
         |it| it.reduce(&mut [1.0f32], ReduceOp::Sum, 0),
         |it| it.broadcast(&mut [1i32], 0),
@@ -712,7 +1068,7 @@ fn errors_are_plain_values() {
         plain(&error);
         assert_eq!(
             error.to_string(),
-            "rank 0 of 1 in #1 broadcast of 1 x u8: no rank 1 to be the root: ranks are 0 to 0"
+            "rank 0 of 1 in #1 broadcast of 1 x u8, root 1: no rank 1 to be the root: ranks are 0 to 0"
         );
         assert!(!error.is_secondary());
     });

@@ -1,13 +1,17 @@
 //! What travels with the data: two calls are alike, or they differ in a named field.
-use collectives::{Algorithm, Call, Collective, DType, Fingerprint, ReduceOp};
+use collectives::{Algorithm, Call, Collective, DType, Fingerprint, Operator, ReduceOp, Route};
 use proptest::{prelude::*, sample::select};
 
-const COLLECTIVES: [Collective; 7] = [
+const COLLECTIVES: [Collective; 11] = [
     Collective::AllReduce,
     Collective::Reduce,
     Collective::Broadcast,
     Collective::AllGather,
     Collective::ReduceScatter,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
+    Collective::Split,
     Collective::Barrier,
     Collective::SendRecv,
 ];
@@ -20,23 +24,26 @@ fn any_fingerprint() -> impl Strategy<Value = Fingerprint> {
         proptest::option::of(select(&ReduceOp::ALL)),
         proptest::option::of(0usize..2),
         select(DType::ALL),
-        0usize..3,
-        proptest::option::of(select(Algorithm::ALL)),
+        (0usize..3, 0u64..2),
+        proptest::option::of((select(Algorithm::ALL), select(Algorithm::ALL))),
         1usize..3,
     )
         .prop_map(
-            |((seq, history), collective, op, root, dtype, len, algorithm, segment)| Fingerprint {
-                seq,
-                history,
-                call: Call {
-                    collective,
-                    op,
-                    root,
-                    dtype,
-                    len,
-                },
-                algorithm,
-                segment,
+            |((seq, history), collective, op, root, dtype, (len, terms), route, segment)| {
+                Fingerprint {
+                    seq,
+                    history,
+                    call: Call {
+                        collective,
+                        op: op.map(Operator::Named),
+                        root,
+                        dtype,
+                        len,
+                        terms,
+                    },
+                    algorithm: route.map(|(reduce, spread)| Route { reduce, spread }),
+                    segment,
+                }
             },
         )
 }
@@ -66,6 +73,7 @@ proptest! {
             ("the root", call(|to, from| to.root = from.root)),
             ("the element type", call(|to, from| to.dtype = from.dtype)),
             ("the length", call(|to, from| to.len = from.len)),
+            ("the counts, members or settings", call(|to, from| to.terms = from.terms)),
             ("the number of the call", Fingerprint { seq: b.seq, ..a }),
             ("the algorithm", Fingerprint { algorithm: b.algorithm, ..a }),
             ("the segment size", Fingerprint { segment: b.segment, ..a }),

@@ -245,13 +245,14 @@ fn all_ranks_are_joined_whatever_became_of_them() {
 }
 
 #[test]
-fn sixty_four_ranks_on_few_cores_are_right() {
+fn a_hundred_and_twenty_eight_ranks_on_few_cores_are_right() {
     for &algorithm in Algorithm::ALL {
-        let sums = launch::spawn(64, &by(algorithm), |mut communicator| {
+        let sums = launch::spawn(128, &by(algorithm), |mut communicator| {
             let mut buffer = [communicator.rank() as u64; 100];
             communicator.all_reduce(&mut buffer, ReduceOp::Sum)?;
+            communicator.barrier()?;
             Ok::<_, Error>(buffer[99])
         });
-        assert_eq!(sums.unwrap(), [64 * 63 / 2; 64]);
+        assert_eq!(sums.unwrap(), [128 * 127 / 2; 128]);
     }
 }

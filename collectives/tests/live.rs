@@ -1,34 +1,35 @@
 //! The same, live: every algorithm, call, element type and operation on threads.
 use collectives::{
-    Algorithm, Choice, Collective, Communicator, CommunicatorConfig, Error, ReduceOp, Rule,
+    Algorithm, Choice, Collective, Communicator, CommunicatorConfig, Error, ReduceOp, Result, Rule,
+    bf16, f16,
 };
 
 use crate::world::{Number, bits, by, each_rank, everywhere};
 
-const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
-const LENGTHS: [usize; 9] = [0, 1, 2, 3, 5, 7, 8, 73, 1000];
+const WORLDS: [usize; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
+const LENGTHS: [usize; 7] = [0, 1, 2, 3, 7, 8, 73];
 
 #[test]
 fn every_call_gives_exact_results_on_every_rank() {
     for (algorithm, world) in everywhere(&WORLDS) {
-        each_rank(world, &by(algorithm), |mut communicator| {
-            for len in LENGTHS {
-                every_type(&mut communicator, len);
-            }
-        });
+        for deterministic in [false, true] {
+            let config = by(algorithm).with_deterministic(deterministic);
+            each_rank(world, &config, |mut communicator| {
+                for len in LENGTHS {
+                    every_type(&mut communicator, len);
+                }
+            });
+        }
     }
 }
 
 #[test]
 fn more_messages_than_fit_under_way_give_the_same() {
     for (algorithm, world) in everywhere(&[2, 3, 4]) {
-        each_rank(
-            world,
-            &by(algorithm).with_segment_kb(1),
-            |mut communicator| {
-                every_type(&mut communicator, 9001);
-            },
-        );
+        let config = by(algorithm).with_segment_kb(1);
+        each_rank(world, &config, |mut communicator| {
+            every_type(&mut communicator, 9001);
+        });
     }
 }
 
@@ -36,6 +37,8 @@ fn more_messages_than_fit_under_way_give_the_same() {
 fn every_type(communicator: &mut Communicator, len: usize) {
     every_op::<f32>(communicator, len);
     every_op::<f64>(communicator, len);
+    every_op::<f16>(communicator, len);
+    every_op::<bf16>(communicator, len);
     every_op::<i32>(communicator, len);
     every_op::<i64>(communicator, len);
     every_op::<u8>(communicator, len);
@@ -45,7 +48,7 @@ fn every_type(communicator: &mut Communicator, len: usize) {
 
 fn every_op<T: Number>(communicator: &mut Communicator, len: usize) {
     for op in ReduceOp::ALL {
-        if op != ReduceOp::Mean || T::DTYPE.is_float() {
+        if op.suits(T::DTYPE) {
             reductions::<T>(communicator, len, op);
         }
     }
@@ -129,6 +132,9 @@ fn reduced<T: Number>(world: usize, index: usize, op: ReduceOp) -> T {
         ReduceOp::Min => T::of(all().min().unwrap()),
         ReduceOp::Max => T::of(all().max().unwrap()),
         ReduceOp::Product => T::of(all().product()),
+        ReduceOp::And => T::of(all().reduce(|a, b| a & b).unwrap()),
+        ReduceOp::Or => T::of(all().reduce(|a, b| a | b).unwrap()),
+        ReduceOp::Xor => T::of(all().reduce(|a, b| a ^ b).unwrap()),
         _ => unreachable!("no other operation"),
     }
 }
@@ -186,19 +192,105 @@ fn integers_have_sums_and_no_mean() {
             let mut buffer = [3 + sign, -3 - sign];
             communicator.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             assert_eq!(buffer, if world == 2 { [7, -7] } else { [3, -3] });
-            let before = communicator.stats().clone();
-            let mut buffer = [3, -3];
-            let error = communicator
-                .all_reduce(&mut buffer, ReduceOp::Mean)
-                .unwrap_err();
-            assert!(
-                matches!(error, Error::Argument { .. } | Error::Aborted { .. }),
-                "{error}"
-            );
-            assert!(error.to_string().contains("no mean of i32"), "{error}");
-            assert_eq!(buffer, [3, -3], "nothing has moved");
-            assert_eq!(communicator.stats(), &before, "nothing has moved");
         });
+    }
+}
+
+/// A call with an operation, to stand in tables.
+type Reduction<T> = fn(&mut Communicator, &mut [T], ReduceOp) -> Result<()>;
+
+#[test]
+fn what_a_type_cannot_do_is_refused_before_anything_moves() {
+    fn refused<T: Number>(op: ReduceOp) {
+        let said = match op {
+            ReduceOp::Mean => format!("no mean of {}", T::DTYPE),
+            _ => format!("no {op} of {}: only integers have bits", T::DTYPE),
+        };
+        for (algorithm, world) in everywhere(&[1, 3]) {
+            let calls: [Reduction<T>; 5] = [
+                |it, buffer, op| it.all_reduce(buffer, op),
+                |it, buffer, op| it.reduce(buffer, op, 0),
+                |it, buffer, op| it.reduce_scatter(buffer, op).map(drop),
+                |it, buffer, op| {
+                    let counts = vec![buffer.len(); it.world_size()];
+                    let mut all = buffer.repeat(it.world_size());
+                    it.reduce_scatter_v(&mut all, &counts, op).map(drop)
+                },
+                |it, buffer, op| it.all_reduce_coalesced(&mut [buffer], op),
+            ];
+            for call in calls {
+                each_rank(world, &by(algorithm), |mut communicator| {
+                    let mut buffer = [T::of(3), T::of(1)];
+                    let error = call(&mut communicator, &mut buffer, op).unwrap_err();
+                    assert!(
+                        matches!(error, Error::Argument { .. } | Error::Aborted { .. }),
+                        "{error}"
+                    );
+                    assert!(error.to_string().contains(&said), "{error}");
+                    assert_eq!(bits(&buffer), bits(&[T::of(3), T::of(1)]));
+                    assert_eq!(communicator.stats().total().calls, 0);
+                    let sent = (0..world).map(|rank| communicator.stats().sent_to(rank).messages);
+                    assert_eq!(sent.sum::<u64>(), 0, "nothing has moved");
+                });
+            }
+        }
+    }
+    refused::<u8>(ReduceOp::Mean);
+    refused::<i32>(ReduceOp::Mean);
+    refused::<u32>(ReduceOp::Mean);
+    refused::<i64>(ReduceOp::Mean);
+    refused::<u64>(ReduceOp::Mean);
+    for op in [ReduceOp::And, ReduceOp::Or, ReduceOp::Xor] {
+        refused::<f16>(op);
+        refused::<bf16>(op);
+        refused::<f32>(op);
+        refused::<f64>(op);
+    }
+}
+
+#[test]
+fn a_caller_s_own_operator_folds_what_all_ranks_have() {
+    fn greatest_divisor(a: u64, b: u64) -> u64 {
+        if b == 0 {
+            a
+        } else {
+            greatest_divisor(b, a % b)
+        }
+    }
+    for (algorithm, world) in everywhere(&WORLDS) {
+        for deterministic in [false, true] {
+            let config = by(algorithm).with_deterministic(deterministic);
+            each_rank(world, &config, |mut communicator| {
+                let rank = communicator.rank();
+                for len in LENGTHS {
+                    // Every rank has 6, and a factor that others have not.
+                    let mut buffer = vec![6 * [5, 7, 11][rank % 3]; len];
+                    communicator
+                        .all_reduce_with(&mut buffer, greatest_divisor)
+                        .unwrap();
+                    assert_eq!(buffer, vec![if world == 1 { 30 } else { 6 }; len]);
+
+                    // Which rank is furthest from 2, on both sides of it, in 16 bits.
+                    let furthest = |a: f16, b: f16| {
+                        let far = |x: f16| ((x.to_f32() - 2.0).abs(), x.to_f32());
+                        if far(a) > far(b) { a } else { b }
+                    };
+                    let mut buffer = vec![f16::of(rank as i64); len];
+                    communicator.all_reduce_with(&mut buffer, furthest).unwrap();
+                    let due = if world < 5 { 0 } else { world as i64 - 1 };
+                    assert_eq!(buffer, vec![f16::of(due); len], "{algorithm}");
+
+                    // What one rank captures, all must.
+                    let offset = 3i64;
+                    let mut buffer = vec![rank as i64 + offset; len];
+                    communicator
+                        .all_reduce_with(&mut buffer, |a, b| a + b - offset)
+                        .unwrap();
+                    let sum = (world * (world - 1) / 2) as i64 + offset;
+                    assert_eq!(buffer, vec![sum; len], "{algorithm}");
+                }
+            });
+        }
     }
 }
 
@@ -218,17 +310,48 @@ fn a_sum_and_its_count_give_the_mean_over_uneven_ranks() {
 }
 
 #[test]
-fn a_reduce_scatter_of_seven_and_five_as_gloo_was_asked() {
+fn a_reduce_scatter_as_gloo_was_asked_gives_the_parts_it_owed() {
+    let all = || -> Vec<f32> { (1..=6).chain(11..=16).map(|x| x as f32).collect() };
+    let due = |range: std::ops::Range<usize>| -> Vec<f32> {
+        all()[range].iter().map(|x| 2.0 * x).collect()
+    };
     for &algorithm in Algorithm::ALL {
-        let parts = each_rank(2, &by(algorithm), |mut communicator| {
-            let mut buffer: Vec<f32> = (1..=6).chain(11..=16).map(|x| x as f32).collect();
-            communicator
-                .reduce_scatter(&mut buffer, ReduceOp::Sum)
-                .unwrap()
-                .to_vec()
+        each_rank(2, &by(algorithm), |mut communicator| {
+            let rank = communicator.rank();
+            let mut buffer = all();
+            let part = communicator.reduce_scatter(&mut buffer, ReduceOp::Sum);
+            assert_eq!(part.unwrap(), due([0..6, 6..12][rank].clone()));
+            for counts in [[6, 6], [5, 7], [7, 5], [0, 12], [12, 0]] {
+                let mut buffer = all();
+                let part = communicator.reduce_scatter_v(&mut buffer, &counts, ReduceOp::Sum);
+                let own = [0..counts[0], counts[0]..12][rank].clone();
+                assert_eq!(part.unwrap(), due(own), "{algorithm} {counts:?}");
+            }
         });
-        assert_eq!(parts[0], [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
-        assert_eq!(parts[1], [22.0, 24.0, 26.0, 28.0, 30.0, 32.0]);
+    }
+}
+
+#[test]
+fn a_reduce_may_have_any_root() {
+    for (algorithm, world) in everywhere(&WORLDS) {
+        for deterministic in [false, true] {
+            let config = by(algorithm).with_deterministic(deterministic);
+            each_rank(world, &config, |mut communicator| {
+                let rank = communicator.rank();
+                for root in 0..world {
+                    let mut sums = [rank as i64 + 1, 10 * (rank as i64 + 1), 7];
+                    communicator.reduce(&mut sums, ReduceOp::Sum, root).unwrap();
+                    let once = (world * (world + 1) / 2) as i64;
+                    assert!(rank != root || sums == [once, 10 * once, 7 * world as i64]);
+                    let mut means = [f16::of(rank as i64), f16::of(4)];
+                    communicator
+                        .reduce(&mut means, ReduceOp::Mean, root)
+                        .unwrap();
+                    let sum = (world * (world - 1) / 2) as i64;
+                    assert!(rank != root || means == [f16::ratio(sum, world), f16::of(4)]);
+                }
+            });
+        }
     }
 }
 
@@ -257,19 +380,19 @@ fn smallest_and_largest_do_not_depend_on_who_is_folded_first() {
     }
     macro_rules! holds {
         ($t:ident) => {{
-            let odd_nan = $t::from_bits($t::NAN.to_bits() | 0x123);
+            let odd_nan = $t::from_bits($t::NAN.to_bits() | 0x23);
             let specials = [
                 $t::NAN,
                 $t::INFINITY,
                 $t::NEG_INFINITY,
-                0.0,
-                -0.0,
-                1.0,
-                -1.0,
+                $t::of(0),
+                -$t::of(0),
+                $t::of(1),
+                $t::of(-1),
                 odd_nan,
-                0.0,
-                -0.0,
-                2.0,
+                $t::of(0),
+                -$t::of(0),
+                $t::of(2),
             ];
             let unless_nan =
                 |all: &[$t], pick: fn($t, $t) -> $t| match all.iter().any(|x| x.is_nan()) {
@@ -285,22 +408,53 @@ fn smallest_and_largest_do_not_depend_on_who_is_folded_first() {
     }
     holds!(f32);
     holds!(f64);
+    holds!(f16);
+    holds!(bf16);
 }
 
 #[test]
 fn one_rank_s_infinity_or_nan_reaches_every_sum() {
+    macro_rules! reaches {
+        ($t:ident) => {
+            for (algorithm, world) in everywhere(&[2, 3, 4, 5, 8]) {
+                for (odd, deterministic) in (0..world).zip([false, true].into_iter().cycle()) {
+                    let config = by(algorithm).with_deterministic(deterministic);
+                    each_rank(world, &config, |mut communicator| {
+                        let one = $t::of(1);
+                        let (up, down, most) = ($t::INFINITY, $t::NEG_INFINITY, $t::MAX);
+                        let mut buffer = match communicator.rank() == odd {
+                            true => [up, down, $t::NAN, most, one, up],
+                            false => [one, one, one, most, one, down],
+                        };
+                        communicator.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+                        assert_eq!(buffer[..2], [up, down]);
+                        assert!(buffer[2].is_nan());
+                        assert_eq!(buffer[3..5], [up, $t::of(world as i64)]);
+                        assert!(buffer[5].is_nan(), "infinities of both signs have no sum");
+                    });
+                }
+            }
+        };
+    }
+    reaches!(f32);
+    reaches!(f64);
+    reaches!(f16);
+    reaches!(bf16);
+}
+
+#[test]
+fn negative_zeros_sum_to_negative_zero_only_if_all_are() {
     for (algorithm, world) in everywhere(&[2, 3, 4, 5]) {
         for odd in 0..world {
             each_rank(world, &by(algorithm), |mut communicator| {
-                let mine = communicator.rank() == odd;
-                let mut buffer = match mine {
-                    true => [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, 1.0],
-                    false => [1.0, 1.0, 1.0, f32::MAX, 1.0],
+                let zero = if communicator.rank() == odd {
+                    0.0
+                } else {
+                    -0.0
                 };
+                let mut buffer = [-0.0, zero, 0.0f32];
                 communicator.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-                assert_eq!(buffer[..2], [f32::INFINITY, f32::NEG_INFINITY]);
-                assert!(buffer[2].is_nan());
-                assert_eq!(buffer[3..], [f32::INFINITY, world as f32]);
+                assert_eq!(bits(&buffer), bits(&[-0.0, 0.0, 0.0f32]), "{algorithm}");
             });
         }
     }
@@ -477,7 +631,7 @@ fn the_size_of_the_buffer_picks_the_rule() {
                     .all_reduce(&mut vec![1.0f32; len], ReduceOp::Sum)
                     .unwrap();
                 let rows = communicator.stats().rows();
-                rows.map(|(key, row)| (key.algorithm.unwrap(), row.calls))
+                rows.map(|(key, row)| (key.algorithm.unwrap().reduce, row.calls))
                     .collect::<Vec<_>>()
             };
             use Algorithm::{Naive, Ring, Tree};

@@ -1,13 +1,23 @@
 //! Every plan played, every call run live, every fault provoked.
+mod alink;
 mod barrier;
+mod calls;
+mod coalesced;
 mod config;
+mod exchanges;
 mod faults;
+mod faulty;
 mod fingerprint;
+mod groups;
 mod launch;
 mod live;
 mod memory;
+mod objects;
 mod partition;
 mod plans;
+mod same_bits;
+mod simulated;
 mod stats;
 mod stream;
+mod tuning;
 mod world;

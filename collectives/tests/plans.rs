@@ -2,7 +2,7 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use collectives::{
-    Algorithm, Call, Collective, DType, Partition, ReduceOp, Schedule,
+    Algorithm, Collective, DType, Partition, Parts, Place, Plan, Route, Shape,
     schedule::{Step, Then},
 };
 use proptest::prelude::*;
@@ -97,13 +97,23 @@ fn bytes_are_those_of_the_formula() {
     let lengths = (0..=70).chain([4095, 4097, 262_144, 262_145, 600_001]);
     for len in lengths {
         for (algorithm, world) in everywhere(&WORLDS) {
-            for dtype in [DType::F32, DType::I64] {
+            for dtype in [DType::F32, DType::I64, DType::BF16] {
                 for call in calls(world, len, dtype) {
-                    for (place, plan) in places(world).zip(plans(algorithm, &call, world)) {
-                        let traffic = algorithm.traffic(&call, place);
-                        let planned = [sent(&plan), received(&plan)].map(|n| n * dtype.size());
+                    for place in places(world) {
+                        let (route, shape) = (call.route(algorithm, place), call.shape(place));
+                        let mut plan = Plan::default();
+                        route.plan(&shape, &mut plan);
+                        let wide = match route.reduce {
+                            // These pass on partial sums; the others only what ranks put in.
+                            Algorithm::Tree | Algorithm::Halving if call.widens() => 4,
+                            _ => dtype.size(),
+                        };
+                        let bytes = |count: fn(&[Step]) -> usize| {
+                            count(&plan.reduce) * wide + count(&plan.spread) * dtype.size()
+                        };
+                        let traffic = route.traffic(&shape);
                         assert_eq!(
-                            planned,
+                            [bytes(sent), bytes(received)],
                             [traffic.sent, traffic.received],
                             "{algorithm} {call} on {place}: sent and received"
                         );
@@ -121,7 +131,7 @@ fn a_ring_all_reduce_moves_two_buffers_less_one_rank_in_all() {
             for dtype in [DType::F32, DType::F64] {
                 let call = call(Collective::AllReduce, None, dtype, len);
                 let all = plans(Algorithm::Ring, &call, world);
-                let total: usize = all.iter().map(sent).sum();
+                let total: usize = all.iter().map(|plan| sent(plan)).sum();
                 assert_eq!(
                     total,
                     2 * (world - 1) * len,
@@ -188,6 +198,99 @@ fn a_tree_folds_the_largest_power_of_two_first() {
 }
 
 #[test]
+fn deterministic_sums_are_one_tree_whatever_the_algorithm() {
+    for (algorithm, world) in everywhere(&WORLDS) {
+        for dtype in [DType::F32, DType::F16] {
+            for case in calls(world, 2 * world + 1, dtype) {
+                let reduces = !matches!(
+                    case.collective,
+                    Collective::Broadcast | Collective::AllGather
+                );
+                if !case.deterministic || !reduces {
+                    continue;
+                }
+                let ranks: Vec<_> = (0..world).map(|rank| vec![symbol(rank)]).collect();
+                let one = &tree(&ranks, &plus)[0];
+                for (rank, buffer) in symbols(algorithm, &case, world).iter().enumerate() {
+                    let finished = match case.collective {
+                        Collective::Reduce if case.root != Some(rank) => 0..0,
+                        Collective::ReduceScatter => case.parts(world).range(rank),
+                        _ => 0..case.len,
+                    };
+                    assert!(
+                        buffer[finished].iter().all(|sum| sum == one),
+                        "{algorithm} {case}: {buffer:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn halving_pairs_the_nearest_first() {
+    for world in [1, 2, 4, 8] {
+        let case = call(Collective::AllReduce, None, DType::F32, 16);
+        let ranks: Vec<_> = (0..world).map(|rank| vec![symbol(rank)]).collect();
+        let one = &tree(&ranks, &plus)[0];
+        for buffer in symbols(Algorithm::Halving, &case, world) {
+            assert!(
+                buffer.iter().all(|sum| sum == one),
+                "{world} ranks: {buffer:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_takes_the_place_of_a_first_pass_is_shown() {
+    let shown = |algorithm: Algorithm, world, dtype, deterministic, collective| {
+        let case = Case {
+            deterministic,
+            ..call(collective, None, dtype, 10)
+        };
+        case.route(algorithm, Place::new(0, world)).to_string()
+    };
+    use Collective::{AllGather, AllReduce, ReduceScatter};
+    assert_eq!(
+        shown(Algorithm::Ring, 4, DType::F32, false, AllReduce),
+        "ring"
+    );
+    assert_eq!(
+        shown(Algorithm::Ring, 4, DType::F32, true, AllReduce),
+        "direct+ring"
+    );
+    assert_eq!(
+        shown(Algorithm::Ring, 4, DType::F16, false, AllReduce),
+        "direct+ring"
+    );
+    assert_eq!(
+        shown(Algorithm::Ring, 4, DType::F32, true, ReduceScatter),
+        "direct"
+    );
+    assert_eq!(
+        shown(Algorithm::Ring, 4, DType::F32, true, AllGather),
+        "ring"
+    );
+    assert_eq!(
+        shown(Algorithm::Halving, 4, DType::F32, true, AllReduce),
+        "halving"
+    );
+    assert_eq!(
+        shown(Algorithm::Halving, 6, DType::F32, true, AllReduce),
+        "direct+halving"
+    );
+    assert_eq!(
+        shown(Algorithm::Halving, 6, DType::F16, false, AllReduce),
+        "halving"
+    );
+    assert_eq!(
+        shown(Algorithm::Tree, 6, DType::F16, true, AllReduce),
+        "tree"
+    );
+}
+
+#[test]
 fn a_ring_all_reduce_folds_in_gloos_order_and_blocks() {
     /// gloo's rule, as its source has it: elements in a block.
     fn block(len: usize, size: usize, world: usize) -> usize {
@@ -223,49 +326,132 @@ fn a_ring_all_reduce_folds_in_gloos_order_and_blocks() {
     }
 }
 
-/// Every planned call of `len` elements, with every root.
-fn calls(world: usize, len: usize, dtype: DType) -> Vec<Call> {
-    Collective::PLANNED
-        .into_iter()
-        .flat_map(|collective| match collective {
-            Collective::Reduce | Collective::Broadcast => (0..world)
-                .map(|root| call(collective, Some(root), dtype, len))
-                .collect(),
-            _ => vec![call(collective, None, dtype, len)],
-        })
-        .collect()
+/// What is planned, as seen from no rank in particular.
+#[derive(Clone, Debug)]
+struct Case {
+    collective: Collective,
+    root: Option<usize>,
+    dtype: DType,
+    len: usize,
+    /// Uneven parts, where a collective takes them.
+    counts: Option<Vec<usize>>,
+    segment: usize,
+    deterministic: bool,
 }
 
-fn call(collective: Collective, root: Option<usize>, dtype: DType, len: usize) -> Call {
-    let folds = !matches!(collective, Collective::Broadcast | Collective::AllGather);
-    Call {
-        collective,
-        op: folds.then_some(ReduceOp::Sum),
-        root,
-        dtype,
-        len,
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self:?}")
     }
 }
 
-/// The plan of every rank.
-fn plans(algorithm: Algorithm, call: &Call, world: usize) -> Vec<Schedule> {
-    places(world)
-        .map(|place| {
-            let mut plan = Schedule::new();
-            algorithm.plan(call, place, &mut plan);
-            plan
+impl Case {
+    fn parts(&self, world: usize) -> Parts<'_> {
+        match &self.counts {
+            Some(counts) => Parts::Counted(counts),
+            None => Parts::Even(Partition::new(self.len, world)),
+        }
+    }
+
+    fn shape(&self, place: Place) -> Shape<'_> {
+        Shape {
+            collective: self.collective,
+            place,
+            root: self.root.unwrap_or(0),
+            parts: self.parts(place.world),
+            dtype: self.dtype,
+            segment: self.segment,
+            piece: 1,
+            deterministic: self.deterministic,
+            widens: self.widens(),
+        }
+    }
+
+    /// Sums of 16-bit floats are carried in 32 bits.
+    fn widens(&self) -> bool {
+        let reduces = !matches!(
+            self.collective,
+            Collective::Broadcast | Collective::AllGather
+        );
+        reduces && self.dtype.wide_size() > self.dtype.size()
+    }
+
+    fn route(&self, algorithm: Algorithm, place: Place) -> Route {
+        Route::new(algorithm, &self.shape(place))
+    }
+}
+
+/// Every planned call of `len` elements, with every root.
+fn calls(world: usize, len: usize, dtype: DType) -> Vec<Case> {
+    let rooted = |collective| (0..world).map(move |root| call(collective, Some(root), dtype, len));
+    // Parts of 0, 1, 2, … elements, and what is left.
+    let mut left = len;
+    let mut uneven: Vec<_> = (0..world)
+        .map(|rank| {
+            let count = rank.min(left);
+            left -= count;
+            count
+        })
+        .collect();
+    uneven[world / 2] += left;
+    Collective::PLANNED
+        .into_iter()
+        .flat_map(|collective| match collective {
+            Collective::Reduce | Collective::Broadcast => rooted(collective).collect(),
+            Collective::AllReduce => vec![call(collective, None, dtype, len)],
+            _ => {
+                let even = call(collective, None, dtype, len);
+                let counts = Some(uneven.clone());
+                vec![
+                    Case {
+                        counts,
+                        ..even.clone()
+                    },
+                    even,
+                ]
+            }
+        })
+        .flat_map(|case| {
+            [false, true].map(|deterministic| Case {
+                deterministic,
+                ..case.clone()
+            })
         })
         .collect()
 }
 
-fn sent(plan: &Schedule) -> usize {
+fn call(collective: Collective, root: Option<usize>, dtype: DType, len: usize) -> Case {
+    Case {
+        collective,
+        root,
+        dtype,
+        len,
+        counts: None,
+        segment: 1 << 20,
+        deterministic: false,
+    }
+}
+
+/// The steps of every rank, both passes.
+fn plans(algorithm: Algorithm, case: &Case, world: usize) -> Vec<Vec<Step>> {
+    places(world)
+        .map(|place| {
+            let mut plan = Plan::default();
+            case.route(algorithm, place)
+                .plan(&case.shape(place), &mut plan);
+            plan.steps().cloned().collect()
+        })
+        .collect()
+}
+
+fn sent(plan: &[Step]) -> usize {
     plan.iter()
         .filter_map(|step| step.send.as_ref())
         .map(|send| send.range.len())
         .sum()
 }
 
-fn received(plan: &Schedule) -> usize {
+fn received(plan: &[Step]) -> usize {
     plan.iter()
         .filter_map(|step| step.recv.as_ref())
         .map(|recv| recv.range.len())
@@ -273,11 +459,11 @@ fn received(plan: &Schedule) -> usize {
 }
 
 /// Plays `call` and checks what every rank ends with.
-fn check(algorithm: Algorithm, call: &Call, world: usize, segment: Option<usize>) {
+fn check(algorithm: Algorithm, call: &Case, world: usize, segment: Option<usize>) {
     // A digit for each rank, so that each is seen to count once, and the index above.
     let value = |rank: usize, index: usize| (index as u64) << 48 | 1 << (4 * rank);
     let sum = |index: usize| (0..world).map(|rank| value(rank, index)).sum::<u64>();
-    let parts = Partition::new(call.len, world);
+    let parts = call.parts(world);
     // What a rank need not bring it has not got, so that nothing passes by luck.
     let brings = |rank: usize, index: usize| match call.collective {
         Collective::Broadcast => call.root == Some(rank),
@@ -290,7 +476,11 @@ fn check(algorithm: Algorithm, call: &Call, world: usize, segment: Option<usize>
             (0..call.len).map(start).collect()
         })
         .collect();
-    let mut plans = plans(algorithm, call, world);
+    let cut = Case {
+        segment: segment.unwrap_or(call.segment),
+        ..call.clone()
+    };
+    let mut plans = plans(algorithm, &cut, world);
     if let Some(segment) = segment {
         for plan in &mut plans {
             *plan = plan
@@ -331,7 +521,8 @@ fn check(algorithm: Algorithm, call: &Call, world: usize, segment: Option<usize>
 
 /// Plays one plan per rank with rendezvous sends, the strictest transport there
 /// is: a message moves only when its receiver is at the step that takes it.
-fn play<E: Clone>(plans: &[Schedule], buffers: &mut [Vec<E>], fold: impl Fn(&E, &E) -> E) {
+fn play<E: Clone>(plans: &[Vec<Step>], buffers: &mut [Vec<E>], fold: impl Fn(&E, &E) -> E) {
+    let mut aside: Vec<Vec<Option<Vec<E>>>> = vec![vec![None; plans.len()]; plans.len()];
     struct Cursor {
         step: usize,
         sends: bool,
@@ -342,6 +533,7 @@ fn play<E: Clone>(plans: &[Schedule], buffers: &mut [Vec<E>], fold: impl Fn(&E, 
         if let Some(Step {
             send: Some(send),
             recv: Some(recv),
+            ..
         }) = now
         {
             let apart = send.range.end <= recv.range.start || recv.range.end <= send.range.start;
@@ -357,6 +549,14 @@ fn play<E: Clone>(plans: &[Schedule], buffers: &mut [Vec<E>], fold: impl Fn(&E, 
         }
     };
     let mut at: Vec<_> = (0..plans.len()).map(|rank| open(rank, 0)).collect();
+    // A plan may begin with a step that moves nothing only where there is one rank.
+    assert!(
+        plans.len() == 1
+            || at
+                .iter()
+                .zip(plans)
+                .all(|(at, plan)| { plan.is_empty() || at.sends || at.recvs })
+    );
     loop {
         let mut moved = false;
         for from in 0..plans.len() {
@@ -379,16 +579,33 @@ fn play<E: Clone>(plans: &[Schedule], buffers: &mut [Vec<E>], fold: impl Fn(&E, 
                 "rank {from} and rank {to} disagree on length"
             );
             let message = buffers[from][send.range.clone()].to_vec();
-            for (old, new) in buffers[to][recv.range.clone()].iter_mut().zip(message) {
-                *old = match recv.then {
-                    Then::Reduce => fold(old, &new),
-                    Then::Replace => new,
-                };
+            if recv.then == Then::SetAside {
+                let waiting = aside[to][from].replace(message);
+                assert!(
+                    waiting.is_none(),
+                    "rank {to} had not folded what rank {from} sent"
+                );
+            } else {
+                for (old, new) in buffers[to][recv.range.clone()].iter_mut().zip(message) {
+                    *old = match recv.then {
+                        Then::Reduce => fold(old, &new),
+                        _ => new,
+                    };
+                }
             }
             at[from].sends = false;
             at[to].recvs = false;
             for rank in [from, to] {
-                if !at[rank].sends && !at[rank].recvs {
+                while !at[rank].sends && !at[rank].recvs && at[rank].step < plans[rank].len() {
+                    if let Some(range) = &plans[rank][at[rank].step].fold {
+                        let own = &mut buffers[rank][range.clone()];
+                        aside[rank][rank] = Some(own.to_vec());
+                        let all: Vec<_> = aside[rank]
+                            .iter_mut()
+                            .map(|theirs| theirs.take().expect("every rank's share is here"))
+                            .collect();
+                        own.clone_from_slice(&tree(&all, &fold));
+                    }
                     at[rank] = open(rank, at[rank].step + 1);
                 }
             }
@@ -407,6 +624,18 @@ fn play<E: Clone>(plans: &[Schedule], buffers: &mut [Vec<E>], fold: impl Fn(&E, 
     }
 }
 
+/// T(n) = T(p) + T(n - p), p the largest power of two below n.
+fn tree<E: Clone>(all: &[Vec<E>], fold: &impl Fn(&E, &E) -> E) -> Vec<E> {
+    match all {
+        [one] => one.clone(),
+        _ => {
+            let (left, right) = all.split_at(all.len().next_power_of_two() / 2);
+            let (left, right) = (tree(left, fold), tree(right, fold));
+            left.iter().zip(&right).map(|(a, b)| fold(a, b)).collect()
+        }
+    }
+}
+
 fn symbol(rank: usize) -> String {
     format!("x{rank}")
 }
@@ -418,7 +647,7 @@ fn plus(a: &String, b: &String) -> String {
 }
 
 /// What every rank ends with when each element is the rank's own symbol.
-fn symbols(algorithm: Algorithm, call: &Call, world: usize) -> Vec<Vec<String>> {
+fn symbols(algorithm: Algorithm, call: &Case, world: usize) -> Vec<Vec<String>> {
     let mut buffers: Vec<_> = (0..world)
         .map(|rank| vec![symbol(rank); call.len])
         .collect();
@@ -428,7 +657,7 @@ fn symbols(algorithm: Algorithm, call: &Call, world: usize) -> Vec<Vec<String>> 
 
 /// The same plans on as few elements as tell all ranges apart, so that millions
 /// can be played; also the first element that each stands for.
-fn squeeze(mut plans: Vec<Schedule>, len: usize) -> (Vec<Schedule>, Vec<usize>) {
+fn squeeze(mut plans: Vec<Vec<Step>>, len: usize) -> (Vec<Vec<Step>>, Vec<usize>) {
     fn ranges(step: &mut Step) -> impl Iterator<Item = &mut Range<usize>> {
         let send = step.send.as_mut().map(|send| &mut send.range);
         let recv = step.recv.as_mut().map(|recv| &mut recv.range);

@@ -2,28 +2,121 @@
 use std::time::Duration;
 
 use collectives::{
-    Algorithm, Collective, Communicator, CommunicatorConfig, DType, ReduceOp, Row, Stats,
+    Algorithm, Collective, Communicator, CommunicatorConfig, DType, ReduceOp, Row, Stats, bf16, f16,
 };
 
-use crate::world::{by, each_rank, everywhere};
+use crate::{
+    calls::CALLS,
+    world::{Number, by, each_rank, everywhere},
+};
 
 const WORLDS: [usize; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 
 #[test]
 fn measured_bytes_are_predicted_bytes() {
     for (algorithm, world) in everywhere(&WORLDS) {
-        let all = each_rank(world, &by(algorithm), |mut communicator| {
-            for len in [0, 1, 3, 7, 73, 1001] {
-                every_call(&mut communicator, len);
-            }
-            for (key, row) in communicator.stats().rows() {
-                let what = format!("{key} on rank {} of {world}", communicator.rank());
-                assert_eq!(row.bytes_sent, row.predicted_sent, "{what}");
-                assert_eq!(row.bytes_received, row.predicted_received, "{what}");
-            }
-            communicator.stats().clone()
+        for deterministic in [false, true] {
+            let config = by(algorithm).with_deterministic(deterministic);
+            let all = each_rank(world, &config, |mut communicator| {
+                for len in [0, 1, 3, 7, 73, 1001] {
+                    every_width(&mut communicator, len);
+                    every_call(&mut communicator, len);
+                }
+                for (name, call) in CALLS {
+                    if world > 1 {
+                        assert!(call(&mut communicator, 19).unwrap(), "{name}");
+                    }
+                }
+                for (key, row) in communicator.stats().rows() {
+                    let what = format!("{key} on rank {} of {world}", communicator.rank());
+                    assert_eq!(row.bytes_sent, row.predicted_sent, "{what}");
+                    assert_eq!(row.bytes_received, row.predicted_received, "{what}");
+                }
+                communicator.stats().clone()
+            });
+            peers_agree(&all);
+        }
+    }
+}
+
+#[test]
+fn the_bytes_of_16_bit_sums_are_those_of_the_numbers_that_travel() {
+    // 100 elements each way: partial sums take four bytes, addends and results two.
+    for (algorithm, due) in [
+        (Algorithm::Naive, 100 * 2 + 100 * 2),
+        (Algorithm::Tree, 100 * 4 + 100 * 2),
+        (Algorithm::Halving, 50 * 4 + 50 * 2),
+        (Algorithm::Ring, 50 * 2 + 50 * 2),
+        (Algorithm::Direct, 50 * 2 + 50 * 2),
+    ] {
+        let totals = each_rank(2, &by(algorithm), |mut communicator| {
+            let mut buffer = [f16::ONE; 100];
+            communicator.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            communicator.stats().total()
         });
-        peers_agree(&all);
+        let sent: u64 = totals.iter().map(|row| row.bytes_sent).sum();
+        let received: u64 = totals.iter().map(|row| row.bytes_received).sum();
+        let ends = if matches!(algorithm, Algorithm::Naive | Algorithm::Tree) {
+            1
+        } else {
+            2
+        };
+        assert_eq!([sent, received], [ends * due; 2], "{algorithm}");
+        // The largest needs no more bits than it has.
+        let totals = each_rank(2, &by(algorithm), |mut communicator| {
+            let mut buffer = [bf16::ONE; 100];
+            communicator.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
+            communicator.stats().total()
+        });
+        let sent: u64 = totals.iter().map(|row| row.bytes_sent).sum();
+        assert_eq!(sent, 400, "{algorithm}");
+    }
+}
+
+#[test]
+fn what_ran_is_what_is_shown() {
+    for (algorithm, dtype_is_narrow, deterministic, world, due) in [
+        (Algorithm::Ring, false, false, 3, "ring"),
+        (Algorithm::Ring, false, true, 3, "direct+ring"),
+        (Algorithm::Ring, true, false, 3, "direct+ring"),
+        (Algorithm::Halving, false, true, 4, "halving"),
+        (Algorithm::Halving, false, true, 3, "direct+halving"),
+        (Algorithm::Halving, true, false, 3, "halving"),
+        (Algorithm::Tree, true, true, 3, "tree"),
+        (Algorithm::Naive, true, true, 3, "naive"),
+        (Algorithm::Direct, true, true, 3, "direct"),
+    ] {
+        let config = by(algorithm).with_deterministic(deterministic);
+        let all = each_rank(world, &config, |mut communicator| {
+            match dtype_is_narrow {
+                true => communicator.all_reduce(&mut [f16::ONE; 12], ReduceOp::Sum),
+                false => communicator.all_reduce(&mut [1f32; 12], ReduceOp::Sum),
+            }
+            .unwrap();
+            communicator.broadcast(&mut [1f32; 12], 0).unwrap();
+            let stats = communicator.stats();
+            let shown: Vec<_> = stats.rows().map(|(key, _)| key.to_string()).collect();
+            let spread = format!("broadcast:{algorithm}");
+            assert_eq!(shown, [format!("all_reduce:{due}"), spread]);
+            let route = stats.algorithms(Collective::AllReduce).next().unwrap();
+            assert_eq!(due.parse(), Ok(route));
+            stats.clone()
+        });
+        // A direct exchange is where a rank hears from every other.
+        let hears_all = |stats: &Stats, rank: usize| {
+            (0..world)
+                .filter(|&peer| peer != rank)
+                .all(|peer| stats.received_from(peer).bytes > 0)
+        };
+        let everybody = all
+            .iter()
+            .enumerate()
+            .all(|(rank, stats)| hears_all(stats, rank));
+        assert_eq!(
+            everybody,
+            due.starts_with("direct") || due == "halving" && world == 3,
+            "{due}"
+        );
     }
 }
 
@@ -177,6 +270,31 @@ fn peers_agree(all: &[Stats]) {
             "a rank does not speak to itself"
         );
     }
+}
+
+/// Every reduction of elements of one, two, four and eight bytes.
+fn every_width(communicator: &mut Communicator, len: usize) {
+    fn reductions<T: Number>(communicator: &mut Communicator, len: usize) {
+        let world = communicator.world_size();
+        let counts: Vec<_> = (0..world).map(|rank| (rank + len) % 5).collect();
+        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max] {
+            if op.suits(T::DTYPE) {
+                let mut buffer = vec![T::of(1); len];
+                communicator.all_reduce(&mut buffer, op).unwrap();
+                communicator.reduce(&mut buffer, op, len % world).unwrap();
+                communicator.reduce_scatter(&mut buffer, op).unwrap();
+                let mut buffer = vec![T::of(1); counts.iter().sum()];
+                communicator
+                    .reduce_scatter_v(&mut buffer, &counts, op)
+                    .unwrap();
+            }
+        }
+    }
+    reductions::<u8>(communicator, len);
+    reductions::<f16>(communicator, len);
+    reductions::<bf16>(communicator, len);
+    reductions::<f32>(communicator, len);
+    reductions::<f64>(communicator, len);
 }
 
 fn every_call(communicator: &mut Communicator, len: usize) {

@@ -72,6 +72,79 @@ fn the_buffer_that_went_in_comes_back() {
 }
 
 #[test]
+fn every_call_may_be_work() {
+    each_rank(3, &by(Algorithm::Tree), |communicator| {
+        let rank = communicator.rank();
+        let stream = CommStream::new(communicator).unwrap();
+        let counts = || vec![1, 0, 2];
+        let own = vec![rank as f32; counts()[rank]];
+        let at_root = |root, len| vec![-1f32; if rank == root { len } else { 0 }];
+        // All issued before any is waited for: each keeps what belongs to it.
+        let all_gather_v = stream.all_gather_v(own, counts(), vec![-1f32; 3]);
+        let reduce_scatter_v = stream.reduce_scatter_v(vec![1i64, 2, 3], counts(), ReduceOp::Sum);
+        let coalesced = stream
+            .all_reduce_coalesced(vec![vec![1u8; 2], vec![], vec![rank as u8]], ReduceOp::Sum);
+        let gather = stream.gather([rank as f32, 7.0], at_root(1, 6), 1);
+        let whole: Vec<u32> = if rank == 2 { vec![10, 20, 30] } else { vec![] };
+        let scatter = stream.scatter(whole, [0u32], 2);
+        let all_to_all = stream.all_to_all([rank as i32; 3], [-1; 3]);
+        let message = match rank {
+            0 => Some(stream.send(2, vec![5u64; 4])),
+            1 => None,
+            _ => Some(stream.recv(0, vec![0u64; 4])),
+        };
+        let sendrecv = stream.run(move |communicator| {
+            let place = communicator.place();
+            let mut take = [-1];
+            communicator.sendrecv(place.up(1), &[place.rank as i32], place.down(1), &mut take)?;
+            Ok(take)
+        });
+        let with = stream.run(|communicator| {
+            let mut most = [communicator.rank() as u32];
+            communicator.all_reduce_with(&mut most, |a, b| a.max(b))?;
+            Ok(most)
+        });
+        let object =
+            stream.run(|communicator| communicator.all_gather_object(&communicator.rank()));
+        let group = stream.run(|communicator| communicator.split(Some(0), 0));
+
+        assert_eq!(all_gather_v.wait().unwrap(), [0.0, 2.0, 2.0]);
+        let sums = reduce_scatter_v.wait().unwrap();
+        assert_eq!(
+            sums[[0..1, 1..1, 1..3][rank].clone()],
+            [3, 6, 9][[0..1, 1..1, 1..3][rank].clone()]
+        );
+        assert_eq!(coalesced.wait().unwrap(), [vec![3, 3], vec![], vec![3]]);
+        let gathered = gather.wait().unwrap();
+        assert!(rank != 1 || gathered == [0.0, 7.0, 1.0, 7.0, 2.0, 7.0]);
+        assert_eq!(scatter.wait().unwrap(), [10 * (rank as u32 + 1)]);
+        assert_eq!(all_to_all.wait().unwrap(), [0, 1, 2]);
+        if let Some(message) = message {
+            assert_eq!(message.wait().unwrap(), [5; 4]);
+        }
+        assert_eq!(sendrecv.wait().unwrap(), [(rank as i32 + 2) % 3]);
+        assert_eq!(with.wait().unwrap(), [2]);
+        assert_eq!(object.wait().unwrap(), [0, 1, 2]);
+        // The group has a stream of its own, beside that of its world.
+        let group = CommStream::new(group.wait().unwrap().unwrap()).unwrap();
+        let (sum, barrier) = (group.all_reduce([1u64], ReduceOp::Sum), stream.barrier());
+        assert_eq!(sum.wait().unwrap(), [3]);
+        barrier.wait().unwrap();
+    });
+}
+
+#[test]
+fn work_with_wrong_arguments_is_an_error_and_not_a_panic() {
+    each_rank(2, &by(Algorithm::Ring), |communicator| {
+        let stream = CommStream::new(communicator).unwrap();
+        let error = stream.gather([1u8], vec![0u8; 7], 0).wait().unwrap_err();
+        assert!(error.to_string().contains("elements long"), "{error}");
+        let work = stream.all_gather_v([1u8], vec![1; 5], [0u8; 2]);
+        assert_eq!(work.wait(), Err(error));
+    });
+}
+
+#[test]
 fn work_is_finished_when_the_last_rank_has_come() {
     let (go, gone) = channel::<()>();
     let (go, gone) = (std::sync::Mutex::new(Some(go)), std::sync::Mutex::new(gone));

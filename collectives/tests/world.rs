@@ -1,6 +1,6 @@
 //! What the tests share: worlds of ranks, whole numbers, and a process of one's own.
 use std::{
-    env,
+    env, fs,
     panic::{AssertUnwindSafe, catch_unwind},
     process::Command,
     thread,
@@ -8,7 +8,8 @@ use std::{
 };
 
 use collectives::{
-    Algorithm, Communicator, CommunicatorConfig, Element, Place, Result, transport::Local,
+    Algorithm, Communicator, CommunicatorConfig, Element, Place, Result, bf16, f16,
+    transport::{Local, Transport},
 };
 
 /// Long enough for any call that works, short enough for one that hangs.
@@ -38,6 +39,24 @@ pub(crate) fn each_with<R: Send>(
     let join =
         |outcome: std::result::Result<R, String>| outcome.unwrap_or_else(|what| panic!("{what}"));
     ends(configs, body).into_iter().map(join).collect()
+}
+
+/// The same over links of another kind.
+pub(crate) fn each_over<R: Send>(
+    mesh: impl IntoIterator<Item = impl Transport + 'static>,
+    config: &CommunicatorConfig,
+    body: impl Fn(Communicator) -> R + Sync,
+) -> Vec<R> {
+    let body = &body;
+    thread::scope(|scope| {
+        let start = |link| {
+            let communicator = Communicator::new(link, config).unwrap();
+            scope.spawn(move || body(communicator))
+        };
+        let ranks: Vec<_> = mesh.into_iter().map(start).collect();
+        let join = |rank: thread::ScopedJoinHandle<'_, R>| rank.join().unwrap();
+        ranks.into_iter().map(join).collect()
+    })
 }
 
 /// The same where ranks may panic: what they returned, or what the panic said.
@@ -106,6 +125,18 @@ pub(crate) fn soak() -> bool {
     env::var_os("LOCKSTEP_SOAK").is_some()
 }
 
+/// Bytes of this process that are in memory.
+pub(crate) fn resident() -> usize {
+    const PAGE: usize = 4096;
+    let pages = fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE
+}
+
+/// Threads of this process.
+pub(crate) fn threads() -> usize {
+    fs::read_dir("/proc/self/task").unwrap().count()
+}
+
 /// Whether `call` panics.
 pub(crate) fn panics(call: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(call)).is_err()
@@ -135,10 +166,13 @@ pub(crate) trait Number: Element {
 }
 
 macro_rules! numbers {
-    ($($t:ident $signed:literal $ratio:expr, $bits:expr;)*) => {$(
+    ($($t:ident $signed:literal $of:expr, $ratio:expr, $bits:expr;)*) => {$(
         impl Number for $t {
             const SIGNED: bool = $signed;
-            fn of(whole: i64) -> Self { whole as $t }
+            fn of(whole: i64) -> Self {
+                let of: fn(i64) -> $t = $of;
+                of(whole)
+            }
             fn ratio(sum: i64, count: usize) -> Self {
                 let ratio: fn(i64, usize) -> $t = $ratio;
                 ratio(sum, count)
@@ -151,14 +185,19 @@ macro_rules! numbers {
     )*};
 }
 
+// 16-bit floats are made from f32, which is exact for the numbers at hand: rounded once.
 numbers! {
-    f32 true |sum, count| sum as f32 / count as f32, |x| x.to_bits().into();
-    f64 true |sum, count| sum as f64 / count as f64, f64::to_bits;
-    i32 true |_, _| unreachable!("integers have no mean"), |x| x as u64;
-    i64 true |_, _| unreachable!("integers have no mean"), |x| x as u64;
-    u8 false |_, _| unreachable!("integers have no mean"), u64::from;
-    u32 false |_, _| unreachable!("integers have no mean"), u64::from;
-    u64 false |_, _| unreachable!("integers have no mean"), |x| x;
+    f32 true |x| x as f32, |sum, count| sum as f32 / count as f32, |x| x.to_bits().into();
+    f64 true |x| x as f64, |sum, count| sum as f64 / count as f64, f64::to_bits;
+    f16 true |x| Self::from_f32(x as f32), |sum, count| Self::from_f32(sum as f32 / count as f32),
+        |x| x.to_bits().into();
+    bf16 true |x| Self::from_f32(x as f32), |sum, count| Self::from_f32(sum as f32 / count as f32),
+        |x| x.to_bits().into();
+    i32 true |x| x as i32, |_, _| unreachable!("integers have no mean"), |x| x as u64;
+    i64 true |x| x, |_, _| unreachable!("integers have no mean"), |x| x as u64;
+    u8 false |x| x as u8, |_, _| unreachable!("integers have no mean"), u64::from;
+    u32 false |x| x as u32, |_, _| unreachable!("integers have no mean"), u64::from;
+    u64 false |x| x as u64, |_, _| unreachable!("integers have no mean"), |x| x;
 }
 
 /// The bits of each element.

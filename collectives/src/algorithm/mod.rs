@@ -2,20 +2,49 @@
 //!
 //! To add one: write one file with a [`Family`], and list it in [`Algorithm`].
 //! The suite then plays its plans, counts its bytes and runs it live.
+mod direct;
+pub(crate) mod exchange;
+mod halving;
 mod naive;
 mod ring;
+mod route;
 mod tree;
 
-use std::{fmt, str::FromStr};
+pub use route::Route;
+
+use std::{fmt, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Call, Collective, Place, Schedule};
+use crate::{Collective, DType, Parts, Place, Plan};
 
 /// How a collective is carried out.
 ///
-/// Each algorithm plans every collective, so the name that is asked for is the
-/// one that runs.
+/// Each algorithm plans every collective that can be planned in more than one
+/// way, so the name that is asked for is the one that runs.
+///
+/// Hops are messages that wait for each other; `S` is the bytes of the buffer, and
+/// what a rank sends is the most that any rank does. Among N ranks, L = log2 N
+/// rounded up:
+///
+/// | all_reduce | hops | a rank sends | order of a sum |
+/// |---|---|---|---|
+/// | naive | 2 | (N-1) S, at rank 0 | the tree over ranks |
+/// | tree | 2 L | L S, at rank 0 | the tree over ranks |
+/// | ring | 2 (N-1) | 2 (N-1)/N S | down the ring, another for each block (gloo's) |
+/// | halving | 2 L | 2 (N-1)/N S | the tree over ranks, if N is a power of two |
+/// | direct | 2 | 2 (N-1)/N S | the tree over ranks |
+///
+/// | hops; a rank sends | naive | tree | ring | halving | direct |
+/// |---|---|---|---|---|---|
+/// | reduce_scatter | 2; S | 2 L; S | N-1; (N-1)/N S | L; (N-1)/N S | 1; (N-1)/N S |
+/// | all_gather | 2; (N-1) S | 2 L; L S | N-1; (N-1)/N S | L; (N-1)/N S | 1; (N-1)/N S |
+/// | broadcast | 1; (N-1) S | L; L S | N-1, in N pieces; S | 2 L; 2 (N-1)/N S | 2; 2 (N-1)/N S |
+/// | reduce | 1; S | L; S | N-1, in N pieces; S | 2 L; 2 (N-1)/N S | 2; S |
+///
+/// *The tree over ranks* is T(n) = T(p) + T(n - p), p the largest power of two below
+/// n. With [`deterministic`](crate::CommunicatorConfig::deterministic) every sum has
+/// that order. [`Route::traffic`] has the exact bytes of each rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -26,17 +55,29 @@ pub enum Algorithm {
     Tree,
     /// Around a ring: the fewest bytes per rank, many hops.
     Ring,
+    /// Halves of halves, and back: the fewest bytes in the fewest hops, far apart.
+    Halving,
+    /// Each part straight to the rank that owns it, and from there to all.
+    Direct,
 }
 
 impl Algorithm {
     /// Every algorithm, simplest first.
-    pub const ALL: &[Self] = &[Self::Naive, Self::Tree, Self::Ring];
+    pub const ALL: &[Self] = &[
+        Self::Naive,
+        Self::Tree,
+        Self::Ring,
+        Self::Halving,
+        Self::Direct,
+    ];
 
     fn family(self) -> &'static dyn Family {
         match self {
             Self::Naive => &naive::Naive,
             Self::Tree => &tree::Tree,
             Self::Ring => &ring::Ring,
+            Self::Halving => &halving::Halving,
+            Self::Direct => &direct::Direct,
         }
     }
 
@@ -46,41 +87,8 @@ impl Algorithm {
             Self::Naive => "naive",
             Self::Tree => "tree",
             Self::Ring => "ring",
-        }
-    }
-
-    /// The steps of one rank, appended to `plan`. Pure: nothing is moved.
-    ///
-    /// The buffer is the whole one on every rank: for an all_gather each rank's
-    /// own [part](crate::Partition) is filled at first, for a reduce_scatter at
-    /// the end. A call without a root takes none; one that has a root has it
-    /// below `place.world`.
-    pub fn plan(self, call: &Call, place: Place, plan: &mut Schedule) {
-        let (family, len) = (self.family(), call.len);
-        let root = call.root.unwrap_or(0);
-        match call.collective {
-            // One place for every algorithm: a barrier has no bytes to save on.
-            Collective::Barrier => tree::Tree.all_reduce(place, 0, 1, plan),
-            Collective::AllReduce => family.all_reduce(place, len, call.dtype.size(), plan),
-            Collective::Reduce => family.reduce(place, root, len, plan),
-            Collective::Broadcast => family.broadcast(place, root, len, plan),
-            Collective::AllGather => family.all_gather(place, len, plan),
-            Collective::ReduceScatter => family.reduce_scatter(place, len, plan),
-            Collective::SendRecv => {}
-        }
-    }
-
-    /// What one rank sends and receives, by formula: each algorithm's own file
-    /// has it, written by hand beside the plan and not derived from it.
-    pub fn traffic(self, call: &Call, place: Place) -> Traffic {
-        let elements = match call.collective {
-            Collective::Barrier | Collective::SendRecv => Traffic::default(),
-            _ if place.world == 1 => Traffic::default(),
-            _ => self.family().traffic(call, place),
-        };
-        Traffic {
-            sent: elements.sent * call.dtype.size(),
-            received: elements.received * call.dtype.size(),
+            Self::Halving => "halving",
+            Self::Direct => "direct",
         }
     }
 }
@@ -106,6 +114,73 @@ impl FromStr for Algorithm {
     }
 }
 
+/// All that a plan depends on.
+///
+/// The buffer is the whole one on every rank that has it: for an all_gather each
+/// rank's own part is filled at first, for a reduce_scatter at the end.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape<'a> {
+    /// The operation.
+    pub collective: Collective,
+    /// The rank that plans.
+    pub place: Place,
+    /// The rank at the root, below `place.world`; 0 where there is none.
+    pub root: usize,
+    /// The buffer, cut into one part per rank.
+    pub parts: Parts<'a>,
+    /// The type of the elements, on whose size gloo's blocks depend.
+    pub dtype: DType,
+    /// The most elements in one message.
+    pub segment: usize,
+    /// The least elements of an all_reduce that `direct` gives to one owner.
+    pub piece: usize,
+    /// Whether every sum is to be the one tree over ranks.
+    pub deterministic: bool,
+    /// Whether the elements are [wide](crate::Element::Wide) while they are summed.
+    pub widens: bool,
+}
+
+impl Shape<'_> {
+    fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn whole(&self) -> Range<usize> {
+        0..self.len()
+    }
+
+    fn own(&self) -> Range<usize> {
+        self.parts.range(self.place.rank)
+    }
+
+    fn is_root(&self) -> bool {
+        self.place.rank == self.root
+    }
+
+    /// Every rank but this one.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let Place { rank, world } = self.place;
+        (0..world).filter(move |&other| other != rank)
+    }
+}
+
+/// Elements that one rank sends and receives in one pass of a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// Elements that leave the rank.
+    pub sent: usize,
+    /// Elements that reach it.
+    pub received: usize,
+}
+
+impl Flow {
+    const NONE: Self = Self::new(0, 0);
+
+    const fn new(sent: usize, received: usize) -> Self {
+        Self { sent, received }
+    }
+}
+
 /// Bytes of one rank in one collective, without headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -115,14 +190,31 @@ pub struct Traffic {
     pub received: usize,
 }
 
-/// What an algorithm's file provides: a plan for each collective, appended to
-/// `plan`, and the elements that it moves for one rank of at least two.
+/// What an algorithm's file provides, for the five collectives of
+/// [`Collective::PLANNED`].
 trait Family {
-    /// `size` is the bytes of an element, on which gloo's blocks depend.
-    fn all_reduce(&self, place: Place, len: usize, size: usize, plan: &mut Schedule);
-    fn reduce(&self, place: Place, root: usize, len: usize, plan: &mut Schedule);
-    fn broadcast(&self, place: Place, root: usize, len: usize, plan: &mut Schedule);
-    fn all_gather(&self, place: Place, len: usize, plan: &mut Schedule);
-    fn reduce_scatter(&self, place: Place, len: usize, plan: &mut Schedule);
-    fn traffic(&self, call: &Call, place: Place) -> Traffic;
+    /// The steps of one rank.
+    fn plan(&self, shape: &Shape<'_>, plan: &mut Plan);
+
+    /// What the two passes move for one rank of at least two: by formula, written
+    /// by hand and not derived from the plan.
+    fn flow(&self, shape: &Shape<'_>) -> [Flow; 2];
+
+    /// Whether partial sums travel, or only what ranks put in. Partial sums of
+    /// 16-bit floats are 32 bits wide.
+    fn carries_partial_sums(&self) -> bool {
+        true
+    }
+}
+
+/// `range` in the messages that [`Step::segments`](crate::schedule::Step::segments)
+/// makes of it: at most `segment` elements in each, and at least one message.
+fn segments(range: Range<usize>, segment: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..).map_while(move |index| nth_segment(&range, segment, index))
+}
+
+/// The message of that number, if there is one.
+fn nth_segment(range: &Range<usize>, segment: usize, index: usize) -> Option<Range<usize>> {
+    let start = range.start + index * segment;
+    (index == 0 || start < range.end).then(|| start..start.saturating_add(segment).min(range.end))
 }

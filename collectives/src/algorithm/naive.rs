@@ -2,78 +2,97 @@
 //!
 //! Steps: 2 for most ranks, 2(N-1) for the one in the middle, whose link carries
 //! the sum of all: 2(N-1) times the buffer for an all_reduce.
-use super::{Family, Traffic};
+use super::{Family, Flow, Shape, segments};
 use crate::{
-    Call, Collective, Partition, Place, Schedule,
+    Collective, Plan,
     schedule::{Step, Then},
 };
 
 pub(super) struct Naive;
 
 impl Family for Naive {
-    fn all_reduce(&self, place: Place, len: usize, _size: usize, plan: &mut Schedule) {
-        self.reduce(place, 0, len, plan);
-        self.broadcast(place, 0, len, plan);
-    }
-
-    fn reduce(&self, place: Place, root: usize, len: usize, plan: &mut Schedule) {
-        if place.rank == root {
-            plan.extend(others(place).map(|from| Step::recv(from, 0..len, Then::Reduce)));
-        } else {
-            plan.push(Step::send(root, 0..len));
+    fn plan(&self, shape: &Shape<'_>, plan: &mut Plan) {
+        match shape.collective {
+            Collective::AllReduce => {
+                reduce(shape, plan);
+                hand_out(shape, plan);
+            }
+            Collective::Reduce => reduce(shape, plan),
+            Collective::Broadcast => hand_out(shape, plan),
+            Collective::AllGather => {
+                match shape.is_root() {
+                    true => plan.spread.extend(
+                        shape
+                            .others()
+                            .map(|from| Step::recv(from, shape.parts.range(from), Then::Replace)),
+                    ),
+                    false => plan.spread.push(Step::send(shape.root, shape.own())),
+                }
+                hand_out(shape, plan);
+            }
+            _ => {
+                reduce(shape, plan);
+                match shape.is_root() {
+                    true => plan.spread.extend(
+                        shape
+                            .others()
+                            .map(|to| Step::send(to, shape.parts.range(to))),
+                    ),
+                    false => {
+                        plan.spread
+                            .push(Step::recv(shape.root, shape.own(), Then::Replace));
+                    }
+                }
+            }
         }
     }
 
-    fn broadcast(&self, place: Place, root: usize, len: usize, plan: &mut Schedule) {
-        if place.rank == root {
-            plan.extend(others(place).map(|to| Step::send(to, 0..len)));
-        } else {
-            plan.push(Step::recv(root, 0..len, Then::Replace));
-        }
-    }
-
-    fn all_gather(&self, place: Place, len: usize, plan: &mut Schedule) {
-        let parts = Partition::new(len, place.world);
-        if place.rank == 0 {
-            plan.extend(
-                others(place).map(|from| Step::recv(from, parts.range(from), Then::Replace)),
-            );
-        } else {
-            plan.push(Step::send(0, parts.range(place.rank)));
-        }
-        self.broadcast(place, 0, len, plan);
-    }
-
-    fn reduce_scatter(&self, place: Place, len: usize, plan: &mut Schedule) {
-        let parts = Partition::new(len, place.world);
-        self.reduce(place, 0, len, plan);
-        if place.rank == 0 {
-            plan.extend(others(place).map(|to| Step::send(to, parts.range(to))));
-        } else {
-            plan.push(Step::recv(0, parts.range(place.rank), Then::Replace));
-        }
-    }
-
-    fn traffic(&self, call: &Call, place: Place) -> Traffic {
-        let (n, peers) = (call.len, place.world - 1);
-        let centre = place.rank == call.root.unwrap_or(0);
-        let own = Partition::new(n, place.world).range(place.rank).len();
-        let (sent, received) = match (call.collective, centre) {
-            (Collective::Reduce, true) => (0, peers * n),
-            (Collective::Reduce, false) => (n, 0),
-            (Collective::Broadcast, true) => (peers * n, 0),
-            (Collective::Broadcast, false) => (0, n),
-            (Collective::AllGather, true) => (peers * n, n - own),
-            (Collective::AllGather, false) => (own, n),
-            (Collective::ReduceScatter, true) => (n - own, peers * n),
-            (Collective::ReduceScatter, false) => (n, own),
-            (_, true) => (peers * n, peers * n),
-            (_, false) => (n, n),
+    fn flow(&self, shape: &Shape<'_>) -> [Flow; 2] {
+        let (n, peers) = (shape.len(), shape.place.world - 1);
+        let own = shape.own().len();
+        let (gather, hand_out) = match shape.is_root() {
+            true => (Flow::new(0, peers * n), Flow::new(peers * n, 0)),
+            false => (Flow::new(n, 0), Flow::new(0, n)),
         };
-        Traffic { sent, received }
+        match (shape.collective, shape.is_root()) {
+            (Collective::AllReduce, _) => [gather, hand_out],
+            (Collective::Reduce, _) => [gather, Flow::NONE],
+            (Collective::Broadcast, _) => [Flow::NONE, hand_out],
+            (Collective::AllGather, true) => [Flow::NONE, Flow::new(peers * n, n - own)],
+            (Collective::AllGather, false) => [Flow::NONE, Flow::new(own, n)],
+            (_, true) => [gather, Flow::new(n - own, 0)],
+            (_, false) => [gather, Flow::new(0, own)],
+        }
+    }
+
+    fn carries_partial_sums(&self) -> bool {
+        false
     }
 }
 
-fn others(place: Place) -> impl Iterator<Item = usize> {
-    (0..place.world).filter(move |&rank| rank != place.rank)
+fn reduce(shape: &Shape<'_>, plan: &mut Plan) {
+    if !shape.is_root() {
+        plan.reduce.push(Step::send(shape.root, shape.whole()));
+        return;
+    }
+    plan.owned = shape.whole();
+    if shape.place.world == 1 {
+        return;
+    }
+    for segment in segments(shape.whole(), shape.segment) {
+        let recv = |from| Step::recv(from, segment.clone(), Then::SetAside);
+        plan.reduce.extend(shape.others().map(recv));
+        plan.reduce.push(Step::fold(segment.clone()));
+    }
+}
+
+fn hand_out(shape: &Shape<'_>, plan: &mut Plan) {
+    match shape.is_root() {
+        true => plan
+            .spread
+            .extend(shape.others().map(|to| Step::send(to, shape.whole()))),
+        false => plan
+            .spread
+            .push(Step::recv(shape.root, shape.whole(), Then::Replace)),
+    }
 }

@@ -7,81 +7,81 @@
 //!
 //! Direction and blocks of the all_reduce are gloo's, so its bits are gloo's:
 //! block `b` is `((x[b-1] + x[b-2]) + …) + x[b]`.
-use super::{Family, Traffic};
+use super::{Family, Flow, Shape};
 use crate::{
-    Call, Collective, Partition, Place, Schedule,
+    Collective, Partition, Parts, Place, Plan,
     schedule::{Step, Then},
 };
 
 pub(super) struct Ring;
 
 impl Family for Ring {
-    fn all_reduce(&self, place: Place, len: usize, size: usize, plan: &mut Schedule) {
-        let chunks = gloo_blocks(len, size, place.world);
-        plan.extend(reduce_turns(place, chunks));
-        plan.extend(gather_turns(place, chunks));
-    }
-
-    fn reduce(&self, place: Place, root: usize, len: usize, plan: &mut Schedule) {
-        let end = place.world - 1;
-        plan.extend(relay(place, len, end - place.seat(root), Then::Reduce));
-    }
-
-    fn broadcast(&self, place: Place, root: usize, len: usize, plan: &mut Schedule) {
-        let from_root = (place.world - place.seat(root)) % place.world;
-        plan.extend(relay(place, len, from_root, Then::Replace));
-    }
-
-    fn all_gather(&self, place: Place, len: usize, plan: &mut Schedule) {
-        plan.extend(gather_turns(place, Partition::new(len, place.world)));
-    }
-
-    fn reduce_scatter(&self, place: Place, len: usize, plan: &mut Schedule) {
-        plan.extend(reduce_turns(place, Partition::new(len, place.world)));
-    }
-
-    fn traffic(&self, call: &Call, place: Place) -> Traffic {
-        let n = call.len;
-        let all_but = |chunks: Partition, rank: usize| n - chunks.range(rank).len();
-        let parts = Partition::new(n, place.world);
-        let seat = place.seat(call.root.unwrap_or(0));
-        let unless = |at: usize| if seat == at { 0 } else { n };
-        let (sent, received) = match call.collective {
-            // Up the chain sits seat N - 1, which is the first to speak.
-            Collective::Reduce => (unless(0), unless(place.world - 1)),
-            Collective::Broadcast => (unless(1), unless(0)),
-            Collective::AllGather => (all_but(parts, place.down(1)), all_but(parts, place.rank)),
-            Collective::ReduceScatter => (all_but(parts, place.rank), all_but(parts, place.up(1))),
-            _ => {
-                let blocks = gloo_blocks(n, call.dtype.size(), place.world);
-                (
-                    all_but(blocks, place.rank) + all_but(blocks, place.down(1)),
-                    all_but(blocks, place.up(1)) + all_but(blocks, place.rank),
-                )
+    fn plan(&self, shape: &Shape<'_>, plan: &mut Plan) {
+        let place = shape.place;
+        match shape.collective {
+            Collective::AllReduce => {
+                let blocks = gloo_blocks(shape);
+                plan.reduce.extend(turns(place, blocks, 1, Then::Reduce));
+                plan.owned = blocks.range(place.rank);
+                plan.spread.extend(turns(place, blocks, 0, Then::Replace));
             }
-        };
-        Traffic { sent, received }
+            Collective::Reduce => {
+                let hop = place.world - 1 - place.seat(shape.root);
+                plan.reduce.extend(relay(shape, hop, Then::Reduce));
+                if shape.is_root() {
+                    plan.owned = shape.whole();
+                }
+            }
+            Collective::Broadcast => {
+                let hop = (place.world - place.seat(shape.root)) % place.world;
+                plan.spread.extend(relay(shape, hop, Then::Replace));
+            }
+            Collective::AllGather => {
+                plan.spread
+                    .extend(turns(place, shape.parts, 0, Then::Replace))
+            }
+            _ => {
+                plan.reduce
+                    .extend(turns(place, shape.parts, 1, Then::Reduce));
+                plan.owned = shape.own();
+            }
+        }
+    }
+
+    fn flow(&self, shape: &Shape<'_>) -> [Flow; 2] {
+        let (n, place) = (shape.len(), shape.place);
+        let all_but = |chunks: Parts<'_>, rank: usize| n - chunks.range(rank).len();
+        let gather =
+            |chunks| Flow::new(all_but(chunks, place.down(1)), all_but(chunks, place.rank));
+        let reduce = |chunks| Flow::new(all_but(chunks, place.rank), all_but(chunks, place.up(1)));
+        let unless = |seat: usize| if place.seat(shape.root) == seat { 0 } else { n };
+        match shape.collective {
+            Collective::AllReduce => {
+                let blocks = gloo_blocks(shape);
+                [reduce(blocks), gather(blocks)]
+            }
+            // The chain ends at the root, and begins one seat down from it.
+            Collective::Reduce => [Flow::new(unless(0), unless(place.world - 1)), Flow::NONE],
+            Collective::Broadcast => [Flow::NONE, Flow::new(unless(1), unless(0))],
+            Collective::AllGather => [Flow::NONE, gather(shape.parts)],
+            _ => [reduce(shape.parts), Flow::NONE],
+        }
     }
 }
 
-/// Leaves chunk `r` of the reduced buffer on rank `r`.
-fn reduce_turns(place: Place, chunks: Partition) -> impl Iterator<Item = Step> {
-    (1..place.world).map(move |turn| {
+/// N - 1 turns, the first of which sends the chunk `first` places up from this
+/// rank's own. From 1 on, chunk `r` ends on rank `r`; from 0 on, it starts there.
+fn turns<'a>(
+    place: Place,
+    chunks: Parts<'a>,
+    first: usize,
+    then: Then,
+) -> impl Iterator<Item = Step> + use<'a> {
+    (first..first + place.world - 1).map(move |turn| {
         Step::send(place.down(1), chunks.range(place.up(turn))).and_recv(
             place.up(1),
             chunks.range(place.up(turn + 1)),
-            Then::Reduce,
-        )
-    })
-}
-
-/// Hands chunk `r`, which rank `r` holds, to every rank.
-fn gather_turns(place: Place, chunks: Partition) -> impl Iterator<Item = Step> {
-    (0..place.world - 1).map(move |turn| {
-        Step::send(place.down(1), chunks.range(place.up(turn))).and_recv(
-            place.up(1),
-            chunks.range(place.up(turn + 1)),
-            Then::Replace,
+            then,
         )
     })
 }
@@ -89,8 +89,9 @@ fn gather_turns(place: Place, chunks: Partition) -> impl Iterator<Item = Step> {
 /// One buffer handed down the whole ring, cut into as many pieces as there are
 /// ranks: a rank hands a piece on while it receives the next. `hop` is how many
 /// ranks stand before this one.
-fn relay(place: Place, len: usize, hop: usize, then: Then) -> impl Iterator<Item = Step> {
-    let pieces = Partition::new(len, place.world);
+fn relay(shape: &Shape<'_>, hop: usize, then: Then) -> impl Iterator<Item = Step> + use<> {
+    let place = shape.place;
+    let pieces = Partition::new(shape.len(), place.world);
     let (first, last) = (hop == 0, hop == place.world - 1);
     let turns = if place.world > 1 { place.world + 1 } else { 0 };
     (0..turns).filter_map(move |turn| {
@@ -110,10 +111,11 @@ fn relay(place: Place, len: usize, hop: usize, then: Then) -> impl Iterator<Item
 /// The blocks of gloo's ring: segments of about 1 MiB, at least two a rank.
 ///
 /// Source: gloo's `allreduce.cc`; checked bit for bit against recorded outputs.
-fn gloo_blocks(len: usize, size: usize, world: usize) -> Partition {
+fn gloo_blocks(shape: &Shape<'_>) -> Parts<'static> {
     const LARGEST_SEGMENT: usize = 1 << 20;
+    let (len, world, size) = (shape.len(), shape.place.world, shape.dtype.size());
     let bytes = len * size;
     let segments = (bytes.div_ceil(LARGEST_SEGMENT).div_ceil(world) * world).max(2 * world);
     let segment = bytes.div_ceil(segments).div_ceil(size);
-    Partition::new(len, world).with_piece((segments / world * segment).max(1))
+    Parts::Even(Partition::new(len, world).with_piece((segments / world * segment).max(1)))
 }

@@ -5,68 +5,117 @@
 //! then speaks to the seat that has that bit cleared. So the sum is the tree
 //! T(n) = T(p) + T(n - p), p the largest power of two below n, at every world
 //! size. An all_reduce takes 2 log2 N hops and N - 1 buffers each way in all.
-use super::{Family, Traffic};
+//!
+//! A deterministic reduce climbs to rank 0, so that its order does not depend on
+//! the root, and takes one hop more to another root.
+use std::ops::Range;
+
+use super::{Family, Flow, Shape};
 use crate::{
-    Call, Collective, Partition, Place, Schedule,
+    Collective, Place, Plan,
     schedule::{Step, Then},
 };
 
 pub(super) struct Tree;
 
 impl Family for Tree {
-    fn all_reduce(&self, place: Place, len: usize, _size: usize, plan: &mut Schedule) {
-        self.reduce(place, 0, len, plan);
-        self.broadcast(place, 0, len, plan);
+    fn plan(&self, shape: &Shape<'_>, plan: &mut Plan) {
+        let place = shape.place;
+        let whole = |_| shape.whole();
+        let branch = |seat| shape.parts.span(seat..seat + branch(seat, place.world));
+        match shape.collective {
+            Collective::AllReduce => {
+                reduce(shape, 0, plan);
+                plan.spread.extend(descend(place, 0, whole));
+            }
+            Collective::Reduce => {
+                let top = top(shape);
+                reduce(shape, top, plan);
+                plan.spread.extend(last_hop(shape, top));
+            }
+            Collective::Broadcast => plan.spread.extend(descend(place, shape.root, whole)),
+            Collective::AllGather => {
+                plan.spread.extend(climb(place, 0, branch, Then::Replace));
+                plan.spread.extend(descend(place, 0, whole));
+            }
+            _ => {
+                reduce(shape, 0, plan);
+                plan.spread.extend(descend(place, 0, branch));
+            }
+        }
     }
 
-    fn reduce(&self, place: Place, root: usize, len: usize, plan: &mut Schedule) {
-        plan.extend(climb(place, root, |_| 0..len, Then::Reduce));
-    }
-
-    fn broadcast(&self, place: Place, root: usize, len: usize, plan: &mut Schedule) {
-        plan.extend(descend(place, root, |_| 0..len));
-    }
-
-    fn all_gather(&self, place: Place, len: usize, plan: &mut Schedule) {
-        let parts = Partition::new(len, place.world);
-        let branch = |seat| parts.span(seat..seat + branch(seat, place.world));
-        plan.extend(climb(place, 0, branch, Then::Replace));
-        self.broadcast(place, 0, len, plan);
-    }
-
-    fn reduce_scatter(&self, place: Place, len: usize, plan: &mut Schedule) {
-        let parts = Partition::new(len, place.world);
-        let branch = |seat| parts.span(seat..seat + branch(seat, place.world));
-        self.reduce(place, 0, len, plan);
-        plan.extend(descend(place, 0, branch));
-    }
-
-    fn traffic(&self, call: &Call, place: Place) -> Traffic {
-        let n = call.len;
-        let seat = place.seat(call.root.unwrap_or(0));
-        let parts = Partition::new(n, place.world);
+    fn flow(&self, shape: &Shape<'_>) -> [Flow; 2] {
+        let (n, place) = (shape.len(), shape.place);
+        let top = match shape.collective {
+            Collective::Reduce => top(shape),
+            _ => shape.root,
+        };
+        let seat = place.seat(top);
         let to_parent = if seat > 0 { n } else { 0 };
         let to_children = children(seat, place.world) * n;
-        // What hangs below this seat, itself included; parts lie in seat order here.
-        let whole = parts.span(seat..seat + branch(seat, place.world)).len();
-        let below = whole - parts.range(seat).len();
-        let above = if seat > 0 { whole } else { 0 };
-        let (sent, received) = match call.collective {
-            Collective::Reduce => (to_parent, to_children),
-            Collective::Broadcast => (to_children, to_parent),
-            Collective::AllGather => (above + to_children, below + to_parent),
-            Collective::ReduceScatter => (to_parent + below, to_children + above),
-            _ => (to_parent + to_children, to_parent + to_children),
+        let (up, down) = (
+            Flow::new(to_parent, to_children),
+            Flow::new(to_children, to_parent),
+        );
+        // What hangs below this seat, itself included; there the seat is the rank.
+        let hanging = || {
+            shape
+                .parts
+                .span(seat..seat + branch(seat, place.world))
+                .len()
         };
-        Traffic { sent, received }
+        let below = || hanging() - shape.own().len();
+        let above = || if seat > 0 { hanging() } else { 0 };
+        match shape.collective {
+            Collective::AllReduce => [up, down],
+            Collective::Reduce if top == shape.root => [up, Flow::NONE],
+            Collective::Reduce if place.rank == top => [up, Flow::new(n, 0)],
+            Collective::Reduce if shape.is_root() => [up, Flow::new(0, n)],
+            Collective::Reduce => [up, Flow::NONE],
+            Collective::Broadcast => [Flow::NONE, down],
+            Collective::AllGather => [
+                Flow::NONE,
+                Flow::new(above() + to_children, below() + to_parent),
+            ],
+            _ => [up, Flow::new(below(), above())],
+        }
+    }
+}
+
+/// The rank at which a reduce ends its climb.
+fn top(shape: &Shape<'_>) -> usize {
+    if shape.deterministic { 0 } else { shape.root }
+}
+
+fn reduce(shape: &Shape<'_>, top: usize, plan: &mut Plan) {
+    let whole = |_| shape.whole();
+    plan.reduce
+        .extend(climb(shape.place, top, whole, Then::Reduce));
+    if shape.place.rank == top {
+        plan.owned = shape.whole();
+    }
+}
+
+/// From the top of the tree to a root that sits elsewhere.
+fn last_hop(shape: &Shape<'_>, top: usize) -> Option<Step> {
+    if top == shape.root {
+        None
+    } else if shape.place.rank == top {
+        Some(Step::send(shape.root, shape.whole()))
+    } else {
+        shape
+            .is_root()
+            .then(|| Step::recv(top, shape.whole(), Then::Replace))
     }
 }
 
 /// Towards the root: take what each child has, then hand on what hangs here.
-fn climb(
+/// `carried` is what a seat hands on.
+pub(super) fn climb(
     place: Place,
     root: usize,
-    carried: impl Fn(usize) -> std::ops::Range<usize>,
+    carried: impl Fn(usize) -> Range<usize>,
     then: Then,
 ) -> impl DoubleEndedIterator<Item = Step> {
     let seat = place.seat(root);
@@ -81,29 +130,28 @@ fn climb(
 }
 
 /// Away from the root: the way up, backwards.
-fn descend(
+pub(super) fn descend(
     place: Place,
     root: usize,
-    carried: impl Fn(usize) -> std::ops::Range<usize>,
+    carried: impl Fn(usize) -> Range<usize>,
 ) -> impl Iterator<Item = Step> {
-    climb(place, root, carried, Then::Replace)
-        .rev()
-        .map(Step::mirrored)
+    let up = climb(place, root, carried, Then::Replace);
+    up.rev().map(|step| step.mirrored(Then::Replace))
 }
 
 /// How many seats speak to this one: the bits below its lowest, as far as seats go.
-fn children(seat: usize, world: usize) -> usize {
+pub(super) fn children(seat: usize, world: usize) -> usize {
     let lowest = seat.trailing_zeros();
     let seats_left = (world - seat).next_power_of_two().trailing_zeros();
     lowest.min(seats_left) as usize
 }
 
 /// How many seats hang on this one, itself included.
-fn branch(seat: usize, world: usize) -> usize {
-    let below = if seat == 0 {
+pub(super) fn branch(seat: usize, world: usize) -> usize {
+    let hanging = if seat == 0 {
         world
     } else {
         seat & seat.wrapping_neg()
     };
-    below.min(world - seat)
+    hanging.min(world - seat)
 }

@@ -77,6 +77,10 @@ impl<T: Transport> Transport for Counted<T> {
         Ok(())
     }
 
+    fn split(&mut self, id: u64, members: &[usize]) -> Result<Box<dyn Transport>, Trouble> {
+        self.inner.split(id, members)
+    }
+
     fn close(&mut self) {
         self.inner.close();
     }
@@ -98,6 +102,10 @@ impl Transport for Box<dyn Transport> {
         recv: Option<Incoming<'_>>,
     ) -> Result<(), Trouble> {
         (**self).exchange(ticket, send, recv)
+    }
+
+    fn split(&mut self, id: u64, members: &[usize]) -> Result<Box<dyn Transport>, Trouble> {
+        (**self).split(id, members)
     }
 
     fn close(&mut self) {

@@ -2,7 +2,11 @@
 //!
 //! A message is a buffer that travels to the receiver and back again: after the
 //! first few messages of a size nothing is allocated.
-use std::{sync::Arc, time::Instant};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
 
 use crossbeam_channel::{
     Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError, bounded, select,
@@ -22,6 +26,36 @@ pub struct Local {
     board: Arc<Board>,
     /// By rank; none to itself, and none at all once closed.
     peers: Vec<Option<Peer>>,
+    nursery: Arc<Nursery>,
+}
+
+/// Where worlds within this one are made.
+#[derive(Debug, Default)]
+struct Nursery(Mutex<Unborn>);
+
+#[derive(Debug, Default)]
+struct Unborn {
+    /// Each member's end until it is taken, by number and first member.
+    worlds: HashMap<(u64, usize), HashMap<usize, Local>>,
+    /// Ranks that will take no more.
+    gone: HashSet<usize>,
+}
+
+impl Nursery {
+    fn unborn(&self) -> MutexGuard<'_, Unborn> {
+        // Whoever panicked with the lock held left a whole entry behind.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `rank` takes no more: its ends close, so that who waits for it there wakes.
+    fn leave(&self, rank: usize) {
+        let mut unborn = self.unborn();
+        unborn.gone.insert(rank);
+        unborn.worlds.retain(|_, ends| {
+            ends.remove(&rank);
+            !ends.is_empty()
+        });
+    }
 }
 
 #[derive(Debug)]
@@ -52,6 +86,7 @@ impl Local {
     /// ```
     pub fn mesh(world: usize) -> Vec<Self> {
         let board = Arc::new(Board::new(world));
+        let nursery = Arc::new(Nursery::default());
         let mut ends: Vec<Vec<Option<Peer>>> = (0..world)
             .map(|_| (0..world).map(|_| None).collect())
             .collect();
@@ -77,6 +112,7 @@ impl Local {
                 place: Place::new(rank, world),
                 board: board.clone(),
                 peers,
+                nursery: nursery.clone(),
             })
             .collect()
     }
@@ -199,11 +235,38 @@ impl Transport for Local {
             None => source.take(recv.from, ticket.deadline)?,
             Some((to, message)) => both(self.peer(to)?, source, to, message, &recv, ticket)?,
         };
-        source.unpack(message, &ticket.fingerprint, recv)
+        source.unpack(message, &ticket.expected, recv)
+    }
+
+    fn split(&mut self, id: u64, members: &[usize]) -> Result<Box<dyn Transport>, Trouble> {
+        let gone = Trouble::Gone {
+            peer: self.place.rank,
+        };
+        let Some(&first) = members.first() else {
+            return Err(gone);
+        };
+        let mut unborn = self.nursery.unborn();
+        let Unborn { worlds, gone: left } = &mut *unborn;
+        let ends = worlds.entry((id, first)).or_insert_with(|| {
+            let ends = members.iter().copied().zip(Self::mesh(members.len()));
+            ends.filter(|(rank, _)| !left.contains(rank)).collect()
+        });
+        let end = ends.remove(&self.place.rank);
+        if ends.is_empty() {
+            worlds.remove(&(id, first));
+        }
+        Ok(Box::new(end.ok_or(gone)?))
     }
 
     fn close(&mut self) {
+        self.nursery.leave(self.place.rank);
         self.peers.iter_mut().for_each(|peer| *peer = None);
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.nursery.leave(self.place.rank);
     }
 }
 

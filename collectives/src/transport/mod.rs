@@ -1,11 +1,18 @@
 //! Transports: bytes from one rank to another.
 mod counted;
+mod delayed;
+mod faulty;
 mod local;
 
 pub use counted::{Counted, Counts};
+pub use delayed::Delayed;
+pub use faulty::{Faults, Faulty};
 pub use local::Local;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{Board, Fingerprint, Place};
 
@@ -34,6 +41,12 @@ pub trait Transport: Send {
         recv: Option<Incoming<'_>>,
     ) -> Result<(), Trouble>;
 
+    /// This rank's end of a world of its own for `members`, numbered in that order.
+    ///
+    /// Every member asks for it, with the same members and an `id` that this world
+    /// has not used before.
+    fn split(&mut self, id: u64, members: &[usize]) -> Result<Box<dyn Transport>, Trouble>;
+
     /// Closes every link of this rank, so that whoever waits on it wakes.
     fn close(&mut self);
 }
@@ -41,10 +54,29 @@ pub trait Transport: Send {
 /// What every message of a call carries, and how long the call may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
-    /// What the call is.
+    /// What goes out with this rank's messages.
     pub fingerprint: Fingerprint,
+    /// What comes in with those of the others: the same, but for single messages,
+    /// which two ranks number by themselves.
+    pub expected: Fingerprint,
     /// When it must have ended.
     pub deadline: Instant,
+}
+
+/// What a link costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// The time of a message without bytes.
+    pub latency: Duration,
+    /// The bytes that can leave a rank in a second.
+    pub bytes_per_second: f64,
+}
+
+impl Link {
+    /// The time in which `bytes` leave.
+    pub fn transfer(&self, bytes: usize) -> Duration {
+        Duration::from_secs_f64(bytes as f64 / self.bytes_per_second)
+    }
 }
 
 /// Bytes on their way out.

@@ -1,4 +1,6 @@
 //! Collectives in the background: one thread, first in, first out.
+mod calls;
+
 use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -8,10 +10,7 @@ use std::{
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
-use crate::{
-    Board, Communicator, Element, Error, Place, ReduceOp, Result, Stats, board::Fate,
-    launch::panic_message,
-};
+use crate::{Board, Communicator, Error, Place, Result, Stats, board::Fate, launch::panic_message};
 
 type Job = Box<dyn FnOnce(&mut Communicator) + Send>;
 
@@ -92,62 +91,8 @@ impl CommStream {
         self.place
     }
 
-    /// Starts an [all_reduce](Communicator::all_reduce) of `buffer`.
-    pub fn all_reduce<T, B>(&self, mut buffer: B, op: ReduceOp) -> Work<B>
-    where
-        T: Element,
-        B: AsMut<[T]> + Send + 'static,
-    {
-        self.run(move |comm| comm.all_reduce(buffer.as_mut(), op).map(|()| buffer))
-    }
-
-    /// Starts a [reduce](Communicator::reduce) of `buffer` onto `root`.
-    pub fn reduce<T, B>(&self, mut buffer: B, op: ReduceOp, root: usize) -> Work<B>
-    where
-        T: Element,
-        B: AsMut<[T]> + Send + 'static,
-    {
-        self.run(move |comm| comm.reduce(buffer.as_mut(), op, root).map(|()| buffer))
-    }
-
-    /// Starts a [broadcast](Communicator::broadcast) of `buffer` from `root`.
-    pub fn broadcast<T, B>(&self, mut buffer: B, root: usize) -> Work<B>
-    where
-        T: Element,
-        B: AsMut<[T]> + Send + 'static,
-    {
-        self.run(move |comm| comm.broadcast(buffer.as_mut(), root).map(|()| buffer))
-    }
-
-    /// Starts an [all_gather](Communicator::all_gather_in_place) of `buffer`.
-    pub fn all_gather<T, B>(&self, mut buffer: B) -> Work<B>
-    where
-        T: Element,
-        B: AsMut<[T]> + Send + 'static,
-    {
-        self.run(move |comm| comm.all_gather_in_place(buffer.as_mut()).map(|()| buffer))
-    }
-
-    /// Starts a [reduce_scatter](Communicator::reduce_scatter) of `buffer`, which
-    /// comes back whole: this rank's part of it holds the result.
-    pub fn reduce_scatter<T, B>(&self, mut buffer: B, op: ReduceOp) -> Work<B>
-    where
-        T: Element,
-        B: AsMut<[T]> + Send + 'static,
-    {
-        self.run(move |comm| {
-            comm.reduce_scatter(buffer.as_mut(), op)?;
-            Ok(buffer)
-        })
-    }
-
-    /// Starts a [barrier](Communicator::barrier).
-    pub fn barrier(&self) -> Work<()> {
-        self.run(Communicator::barrier)
-    }
-
-    /// Starts anything else that is done with a communicator, with another
-    /// [deadline](Communicator::within) for instance.
+    /// Starts anything that is done with a communicator: what has no call of its own
+    /// here, or a call with another [deadline](Communicator::within).
     ///
     /// A panic of `job` becomes an error on every rank. What is issued while this
     /// thread panics fails at once, as it would without a stream.
@@ -227,6 +172,7 @@ impl<R> Work<R> {
 fn lost(place: Place) -> Error {
     Error::GaveUp {
         place,
+        group: None,
         reason: "its communication thread is gone".to_owned(),
     }
 }

@@ -1,4 +1,12 @@
 //! The public face: blocking collectives among the ranks of one world.
+//!
+//! Here is what every call has in common: its number, fingerprint, deadline,
+//! statistics and blame. The calls themselves are in the files beside this one.
+mod exchanges;
+mod groups;
+mod objects;
+mod planned;
+
 use std::{
     fmt,
     ops::{Deref, DerefMut, Range},
@@ -8,12 +16,11 @@ use std::{
 };
 
 use crate::{
-    Algorithm, Board, Call, Collective, CommunicatorConfig, DType, Element, Error, Fingerprint,
-    Partition, Place, ReduceOp, Result, Schedule, Stats, Traffic,
+    Board, Call, CommunicatorConfig, Error, Fingerprint, Partition, Place, Plan, Result, Route,
+    Stats, Traffic,
     board::Fate,
     error::{At, Late},
-    executor,
-    schedule::{Step, Then},
+    executor::Aside,
     stats::Key,
     transport::{Counted, Ticket, Transport, Trouble},
 };
@@ -59,12 +66,32 @@ pub struct Communicator {
     issued: u64,
     history: u64,
     messages: Messages,
-    plan: Schedule,
+    group: Option<Arc<[usize]>>,
+    plan: Plan,
+    scratch: Scratch,
     stats: Stats,
     poison: Option<Error>,
 }
 
+/// Room that calls need, kept from one to the next.
+#[derive(Default)]
+struct Scratch {
+    aside: Aside,
+    /// A buffer of 16-bit floats while it is summed.
+    wide: Vec<u64>,
+    /// Buffers that travel together.
+    together: Vec<u64>,
+}
+
 type Outcome = std::result::Result<(), Trouble>;
+
+/// What it takes to carry out a call.
+struct Tools<'a> {
+    plan: &'a Plan,
+    ticket: &'a Ticket,
+    link: &'a mut dyn Transport,
+    scratch: &'a mut Scratch,
+}
 
 /// Single messages so far, by the other rank: these two number them alike.
 struct Messages {
@@ -91,7 +118,9 @@ impl Communicator {
                 sent: vec![0; world],
                 received: vec![0; world],
             },
-            plan: Schedule::new(),
+            group: None,
+            plan: Plan::default(),
+            scratch: Scratch::default(),
             stats: Stats::new(world),
             poison: None,
         })
@@ -141,151 +170,12 @@ impl Communicator {
         }
     }
 
-    /// Replaces every rank's `buffer` by the reduction of them all.
-    ///
-    /// Bytes: 2(N-1)/N of the buffer each way per rank by ring; up to log2 N
-    /// buffers by tree.
-    ///
-    /// # Errors
-    ///
-    /// As every call: see [`Error`].
-    pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        self.collective(Collective::AllReduce, Some(op), None, buffer)?;
-        self.complete(op, buffer);
-        Ok(())
-    }
-
-    /// Replaces the buffer of `root` by the reduction of all buffers. Afterwards
-    /// the other ranks' buffers hold partial results.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if there is no rank `root`.
-    pub fn reduce<T: Element>(
-        &mut self,
-        buffer: &mut [T],
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<()> {
-        self.collective(Collective::Reduce, Some(op), Some(root), buffer)?;
-        if self.rank() == root {
-            self.complete(op, buffer);
-        }
-        Ok(())
-    }
-
-    /// Copies the buffer of `root` to every rank.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if there is no rank `root`.
-    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
-        self.collective(Collective::Broadcast, None, Some(root), buffer)
-    }
-
-    /// Fills `whole`, on every rank, with the parts of all ranks in rank order.
-    ///
-    /// Rank `r` gives part `r` of the [partition](Self::partition) of
-    /// `whole.len()`. (N-1)/N of the whole each way per rank by ring.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if `part` is not of that length.
-    pub fn all_gather<T: Element>(&mut self, part: &[T], whole: &mut [T]) -> Result<()> {
-        let own = self.part(whole.len());
-        if part.len() != own.len() {
-            let what = format!(
-                "a part of {} elements; this rank's part of {} is {} long",
-                part.len(),
-                whole.len(),
-                own.len()
-            );
-            return Err(self.refuse(Collective::AllGather, T::DTYPE, whole.len(), what));
-        }
-        whole[own].copy_from_slice(part);
-        self.all_gather_in_place(whole)
-    }
-
-    /// Completes `buffer` from each rank's own part of it.
-    ///
-    /// # Errors
-    ///
-    /// As every call: see [`Error`].
-    pub fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T]) -> Result<()> {
-        self.collective(Collective::AllGather, None, None, buffer)
-    }
-
-    /// Reduces all buffers and returns this rank's part of the result; the rest
-    /// of `buffer` holds partial results.
-    ///
-    /// (N-1)/N of the buffer each way per rank by ring.
-    ///
-    /// # Errors
-    ///
-    /// As every call: see [`Error`].
-    pub fn reduce_scatter<'a, T: Element>(
-        &mut self,
-        buffer: &'a mut [T],
-        op: ReduceOp,
-    ) -> Result<&'a mut [T]> {
-        self.collective(Collective::ReduceScatter, Some(op), None, buffer)?;
-        let own = self.part(buffer.len());
-        let part = &mut buffer[own];
-        self.complete(op, part);
-        Ok(part)
-    }
-
-    /// Returns when every rank has come here.
-    ///
-    /// # Errors
-    ///
-    /// As every call: see [`Error`]. A time-out lists the ranks that did not come.
-    pub fn barrier(&mut self) -> Result<()> {
-        self.collective::<u8>(Collective::Barrier, None, None, &mut [])
-    }
-
-    /// Sends `buffer` to the rank `to`, which receives it with [`recv`](Self::recv).
-    ///
-    /// May return before it has arrived, or wait until it is received: two ranks
-    /// that both send much before either receives wait until the deadline.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if `to` is this rank or none.
-    pub fn send<T: Element>(&mut self, to: usize, buffer: &[T]) -> Result<()> {
-        let fingerprint = self.message::<T>(to, buffer.len(), |messages| &mut messages.sent[to])?;
-        let traffic = Traffic {
-            sent: size_of_val(buffer),
-            received: 0,
-        };
-        self.run(fingerprint, traffic, |_, ticket, link| {
-            executor::send(to, buffer, ticket, link)
-        })
-    }
-
-    /// Receives what the rank `from` has [sent](Self::send).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if `from` is this rank or none.
-    pub fn recv<T: Element>(&mut self, from: usize, buffer: &mut [T]) -> Result<()> {
-        let fingerprint =
-            self.message::<T>(from, buffer.len(), |messages| &mut messages.received[from])?;
-        let traffic = Traffic {
-            sent: 0,
-            received: size_of_val(buffer),
-        };
-        let step = [Step::recv(from, 0..buffer.len(), Then::Replace)];
-        self.run(fingerprint, traffic, |_, ticket, link| {
-            executor::run(&step, buffer, ReduceOp::Sum, ticket, link)
-        })
-    }
-
     /// Gives up: every rank's next or current call fails and names this rank and
     /// `reason`. Returns the error that this rank's own calls fail with from now on.
     pub fn abort(&mut self, reason: impl Into<String>) -> Error {
         let error = Error::GaveUp {
             place: self.place(),
+            group: self.group.clone(),
             reason: reason.into(),
         };
         self.stop(error)
@@ -295,39 +185,8 @@ impl Communicator {
         self.link.board()
     }
 
-    fn collective<T: Element>(
-        &mut self,
-        collective: Collective,
-        op: Option<ReduceOp>,
-        root: Option<usize>,
-        buffer: &mut [T],
-    ) -> Result<()> {
-        let (place, len) = (self.place(), buffer.len());
-        if let Some(root) = root.filter(|&root| root >= place.world) {
-            let what = format!(
-                "no rank {root} to be the root: ranks are 0 to {}",
-                place.world - 1
-            );
-            return Err(self.refuse(collective, T::DTYPE, len, what));
-        }
-        if op == Some(ReduceOp::Mean) && !T::DTYPE.is_float() {
-            let what = format!(
-                "no mean of {}: take the sum, and divide as you see fit",
-                T::DTYPE
-            );
-            return Err(self.refuse(collective, T::DTYPE, len, what));
-        }
-        let call = Call {
-            collective,
-            op,
-            root,
-            dtype: T::DTYPE,
-            len,
-        };
-        let algorithm = match collective {
-            Collective::Barrier => Algorithm::Tree,
-            _ => self.config.pick(&call, place.world),
-        };
+    /// Begins a collective: every rank numbers it alike.
+    fn begin(&mut self, call: Call, algorithm: Route) -> Result<Ticket> {
         self.issued += 1;
         self.enter()?;
         let fingerprint = Fingerprint {
@@ -335,60 +194,37 @@ impl Communicator {
             ..self.fingerprint(call, self.issued, Some(algorithm))
         };
         self.history = fingerprint.digest();
-        self.board().enter(place.rank, fingerprint);
+        self.board().enter(self.rank(), fingerprint);
         self.plan.clear();
-        algorithm.plan(&call, place, &mut self.plan);
-        let fold = op.unwrap_or(ReduceOp::Sum);
-        self.run(
+        Ok(self.ticket(fingerprint))
+    }
+
+    /// The ticket of a call that begins now.
+    fn ticket(&self, fingerprint: Fingerprint) -> Ticket {
+        Ticket {
             fingerprint,
-            algorithm.traffic(&call, place),
-            |plan, ticket, link| executor::run(plan, buffer, fold, ticket, link),
-        )
-    }
-
-    /// Opens a single message to or from `peer`; `count` is the number of those so far.
-    fn message<T: Element>(
-        &mut self,
-        peer: usize,
-        len: usize,
-        count: impl FnOnce(&mut Messages) -> &mut u64,
-    ) -> Result<Fingerprint> {
-        let Place { rank, world } = self.place();
-        if peer >= world || peer == rank {
-            let what = format!(
-                "no rank {peer} to speak to: ranks are 0 to {}, and this one is {rank}",
-                world - 1
-            );
-            return Err(self.refuse(Collective::SendRecv, T::DTYPE, len, what));
+            expected: fingerprint,
+            deadline: after(Instant::now(), self.timeout),
         }
-        let count = count(&mut self.messages);
-        *count += 1;
-        let seq = *count;
-        let call = Call {
-            collective: Collective::SendRecv,
-            op: None,
-            root: None,
-            dtype: T::DTYPE,
-            len,
-        };
-        self.enter()?;
-        Ok(self.fingerprint(call, seq, None))
     }
 
-    /// Carries out a call: deadline, statistics and blame, once, here.
+    /// Carries out a call that has begun.
     fn run(
         &mut self,
-        fingerprint: Fingerprint,
+        ticket: Ticket,
         predicted: Traffic,
-        carry_out: impl FnOnce(&[Step], &Ticket, &mut dyn Transport) -> Outcome,
+        carry_out: impl FnOnce(Tools<'_>) -> Outcome,
     ) -> Result<()> {
         let start = Instant::now();
-        let ticket = Ticket {
-            fingerprint,
-            deadline: after(start, self.timeout),
+        let fingerprint = ticket.fingerprint;
+        let tools = Tools {
+            plan: &self.plan,
+            ticket: &ticket,
+            link: &mut self.link,
+            scratch: &mut self.scratch,
         };
-        carry_out(&self.plan, &ticket, &mut self.link).map_err(|trouble| {
-            let error = self.explain(trouble, fingerprint);
+        carry_out(tools).map_err(|trouble| {
+            let error = self.explain(trouble, ticket.expected);
             self.stop(error)
         })?;
         let key = Key {
@@ -406,13 +242,30 @@ impl Communicator {
         Ok(())
     }
 
-    fn fingerprint(&self, call: Call, seq: u64, algorithm: Option<Algorithm>) -> Fingerprint {
+    fn fingerprint(&self, call: Call, seq: u64, algorithm: Option<Route>) -> Fingerprint {
         Fingerprint {
             seq,
             history: 0,
             call,
             algorithm,
-            segment: ((self.config.segment_kb << 10) / call.dtype.size()).max(1),
+            segment: self.segment(call),
+        }
+    }
+
+    /// The most elements in one message.
+    fn segment(&self, call: Call) -> usize {
+        let size = match call.widens() {
+            true => call.dtype.wide_size(),
+            false => call.dtype.size(),
+        };
+        (self.config.segment_kb << 10) / size
+    }
+
+    fn at(&self, fingerprint: Fingerprint) -> At {
+        At {
+            place: self.place(),
+            group: self.group.clone(),
+            fingerprint: Box::new(fingerprint),
         }
     }
 
@@ -441,10 +294,7 @@ impl Communicator {
 
     /// From what the link saw to who is at fault.
     fn explain(&self, trouble: Trouble, fingerprint: Fingerprint) -> Error {
-        let at = At {
-            place: self.place(),
-            fingerprint: Box::new(fingerprint),
-        };
+        let at = self.at(fingerprint);
         match trouble {
             Trouble::Mismatch { peer, theirs } => self.disagreement(&at).unwrap_or_else(|| {
                 let mine = self.call_like(&theirs, fingerprint);
@@ -521,19 +371,35 @@ impl Communicator {
 
     /// Refuses a call that this rank's caller got wrong. The other ranks may be
     /// waiting in it, so it stops the world like any error.
-    fn refuse(&mut self, collective: Collective, dtype: DType, len: usize, what: String) -> Error {
-        let call = Call {
-            collective,
-            op: None,
-            root: None,
-            dtype,
-            len,
-        };
-        let at = At {
-            place: self.place(),
-            fingerprint: Box::new(self.fingerprint(call, self.issued + 1, None)),
-        };
+    fn refuse(&mut self, call: Call, what: String) -> Error {
+        let at = self.at(self.fingerprint(call, self.issued + 1, None));
         self.stop(Error::Argument { at, what })
+    }
+
+    /// Refuses a root that is no rank.
+    fn check_root(&mut self, call: Call) -> Result<()> {
+        let world = self.world_size();
+        match call.root {
+            Some(root) if root >= world => {
+                let what = format!(
+                    "no rank {root} to be the root: ranks are 0 to {}",
+                    world - 1
+                );
+                Err(self.refuse(call, what))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a length other than the one that is due.
+    fn check_len(&mut self, call: Call, what: &str, got: usize, due: usize) -> Result<()> {
+        if got == due {
+            return Ok(());
+        }
+        Err(self.refuse(
+            call,
+            format!("{what} is {got} elements long; {due} are due"),
+        ))
     }
 
     /// Poisons this communicator, tells the others why, and closes the links so
@@ -545,13 +411,6 @@ impl Communicator {
         self.board().stop(rank, &error);
         self.link.close();
         error
-    }
-
-    /// The last step of a mean, once all is summed.
-    fn complete<T: Element>(&self, op: ReduceOp, buffer: &mut [T]) {
-        if op == ReduceOp::Mean {
-            T::divide(buffer, self.world_size());
-        }
     }
 }
 
