@@ -22,7 +22,10 @@ impl DdpConfig {
     /// Makes this rank's replica of `module`. A collective call: every rank makes its own, at the
     /// same point, from a module of the same structure; all start from rank 0's values.
     ///
-    /// The replica has leaves of its own, also when ranks pass clones of one module.
+    /// The replica has leaves of its own, also when ranks pass clones of one module. Clones are the
+    /// way to a start that can be repeated: Burn's seed belongs to the process, so threads that
+    /// seed and draw at the same time mix their draws. Seed and make the module once before
+    /// [`spawn`](collectives::launch::spawn), and pass `module.clone()` on each rank.
     ///
     /// # Errors
     ///
@@ -88,6 +91,11 @@ impl DdpConfig {
 }
 
 /// One rank's replica of a module; it derefs to the module, whose methods work as ever.
+///
+/// Made by [`DdpConfig::init`]. A step is `forward`, [`backward`](Self::backward) and
+/// [`step`](Self::step); [`last_step`](Self::last_step) then has the loss over all ranks, the
+/// buckets and their times, [`stats`](Self::stats) the bytes. To evaluate on one rank, use
+/// a clone of [`module`](Self::module): the others wait at most the time-out for their next step.
 ///
 /// # Memory
 ///
@@ -283,6 +291,10 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Lets the optimizer update the module with the gradients of [`backward`](Self::backward).
+    ///
+    /// Gradients from elsewhere, of `loss.backward()` for instance, are this rank's alone: they are
+    /// applied as they are, and the replicas part without an error. Each rank has an optimizer of
+    /// its own; equal gradients keep them equal.
     pub fn step(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,

@@ -3,7 +3,8 @@
 //! After an ordinary backward pass, one all-reduce per parameter, one after the other. No hooks,
 //! no buckets, no overlap, no threads. Slow, and easy to believe.
 //!
-//! Every rank starts from the same values (the same seed, or one record) in leaves of its own.
+//! Every rank starts from the same values (one record, say) in leaves of its own. The same seed
+//! on every rank does not do it: Burn's belongs to the process, and threads mix their draws.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Element, Gradients, Tensor, TensorData};

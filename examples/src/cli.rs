@@ -6,7 +6,10 @@ mod mlp;
 pub use kmeans::KMeansCli;
 pub use mlp::{CompareFlags, MlpCli, MlpCommand, TrainFlags};
 
-use crate::Flag;
+use std::path::Path;
+
+use crate::config::read_tuning;
+use crate::{ConfigError, Flag};
 
 /// Collects the flags that were given.
 #[derive(Default)]
@@ -32,6 +35,13 @@ impl Flags {
             Some(value) if !value.is_finite() => self.add(name, key, Some(value.to_string())),
             _ => self.add(name, key, value),
         }
+    }
+
+    /// What `auto` goes by, from a file.
+    fn tuning(&mut self, path: Option<&Path>) -> Result<(), ConfigError> {
+        let rows = path.map(read_tuning).transpose()?;
+        self.add("--tuning", "collectives.tuning", rows);
+        Ok(())
     }
 
     /// One algorithm for all collectives, all-reduce too, whatever a file says

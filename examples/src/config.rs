@@ -10,4 +10,5 @@ pub use kmeans::{KMeansData, KMeansRun, KMeansSettings};
 pub use mlp::{
     Compare, Data, Model, Optim, OptimizerKind, Precision, Preset, Run, Settings, Train,
 };
+pub(crate) use resolve::read_tuning;
 pub use resolve::{Flag, print, resolve};

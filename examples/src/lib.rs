@@ -1,7 +1,10 @@
-//! What people run: an MLP trained data-parallel, and KMeans over all-reduce.
+//! What people run: an MLP trained data-parallel, KMeans over all-reduce, and
+//! the measuring and verifying of the collectives.
 //!
-//! The binaries `mlp` and `kmeans` are thin; everything they do is here, so
-//! that tests do it too.
+//! The binaries `mlp`, `kmeans` and `bench` are thin; everything they do is
+//! here, so that tests do it too.
+
+pub mod bench;
 
 mod fingerprint;
 mod random;

@@ -1,5 +1,6 @@
 //! The claims of the examples, in one binary, since Burn is slow to link.
 
+mod bench;
 mod compare;
 mod config;
 mod data;

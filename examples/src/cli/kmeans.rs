@@ -26,10 +26,10 @@ struct FitFlags {
     /// A TOML file of settings; --print-config shows them all.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print the settings in force as TOML and stop.
+    /// Print the settings in force, defaults included, as TOML and stop.
     #[arg(long)]
     print_config: bool,
-    /// CSV of numbers, no header, one row a line [default: embedded Iris].
+    /// CSV of numbers, no header, one row a line; needs --init [default: embedded Iris].
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// CSV of starting centroids [default, for the embedded Iris: its rows 146, 1 and 90].
@@ -47,9 +47,12 @@ struct FitFlags {
     /// Ranks, one thread each.
     #[arg(long, value_name = "N")]
     world_size: Option<usize>,
-    /// Algorithm of all collectives: auto, ring, tree or naive.
+    /// Algorithm of all collectives: auto, ring, tree, halving, direct or naive.
     #[arg(long)]
     algorithm: Option<String>,
+    /// What auto goes by: a file that `bench crossover` wrote.
+    #[arg(long, value_name = "FILE")]
+    tuning: Option<PathBuf>,
     /// Seconds that a collective may take.
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<f64>,
@@ -80,6 +83,7 @@ impl KMeansCli {
         flags.add("--world-size", "run.world_size", given.world_size);
         flags.number("--timeout", "collectives.timeout_s", given.timeout);
         flags.algorithm(given.algorithm.clone());
+        flags.tuning(given.tuning.as_deref())?;
         let defaults = KMeansSettings::default();
         let settings = resolve(&defaults, given.config.as_deref(), &flags.0)?;
         settings.check()?;

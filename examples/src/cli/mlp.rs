@@ -33,7 +33,7 @@ struct Shared {
     /// A TOML file of settings; --print-config shows them all.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print the settings in force as TOML and stop.
+    /// Print the settings in force, defaults included, as TOML and stop.
     #[arg(long)]
     print_config: bool,
     /// Ranks, one thread each.
@@ -69,7 +69,7 @@ struct Shared {
     /// Rows a step, over all ranks.
     #[arg(long, value_name = "ROWS")]
     global_batch: Option<usize>,
-    /// Steps, whatever they make in epochs.
+    /// Steps, whatever they make in epochs; 0 goes by --epochs.
     #[arg(long, value_name = "N")]
     steps: Option<usize>,
     /// Passes over the data.
@@ -84,6 +84,9 @@ struct Shared {
     /// Reduce during the backward pass (on) or after it (off).
     #[arg(long, value_name = "on|off")]
     overlap: Option<Switch>,
+    /// What auto goes by: a file that `bench crossover` wrote.
+    #[arg(long, value_name = "FILE")]
+    tuning: Option<PathBuf>,
     /// Seconds that a collective may take.
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<f64>,
@@ -97,7 +100,7 @@ enum Switch {
 }
 
 impl Shared {
-    fn flags(&self) -> Flags {
+    fn flags(&self) -> Result<Flags, ConfigError> {
         let mut flags = Flags::default();
         let path = |path: &PathBuf| path.display().to_string();
         flags.add("--world-size", "run.world_size", self.world_size);
@@ -134,7 +137,8 @@ impl Shared {
         let overlap = self.overlap.map(|switch| matches!(switch, Switch::On));
         flags.add("--overlap", "ddp.overlap", overlap);
         flags.number("--timeout", "collectives.timeout_s", self.timeout);
-        flags
+        flags.tuning(self.tuning.as_deref())?;
+        Ok(flags)
     }
 }
 
@@ -143,7 +147,7 @@ impl Shared {
 pub struct CompareFlags {
     #[command(flatten)]
     shared: Shared,
-    /// single, ddp:naive, ddp:tree, ddp:ring, ddp:auto [default: single,ddp:ring,ddp:tree].
+    /// single, or ddp: and an algorithm or auto [default: single,ddp:ring,ddp:tree].
     #[arg(long, value_name = "MODE,...", value_delimiter = ',')]
     modes: Option<Vec<String>>,
     /// Largest difference of losses that passes [default: 1e-5 in f32, 1e-10 in f64].
@@ -176,7 +180,7 @@ impl CompareFlags {
     /// # Errors
     /// [`ConfigError`].
     pub fn settings(&self) -> Result<Settings, ConfigError> {
-        let mut flags = self.shared.flags();
+        let mut flags = self.shared.flags()?;
         flags.add("--modes", "compare.modes", self.modes.clone());
         flags.number("--tolerance", "compare.tolerance", self.tolerance);
         let out = self.out.as_ref().map(|out| out.display().to_string());
@@ -216,7 +220,7 @@ impl CompareFlags {
 pub struct TrainFlags {
     #[command(flatten)]
     shared: Shared,
-    /// Algorithm of all collectives: auto, ring, tree or naive.
+    /// Algorithm of all collectives: auto, ring, tree, halving, direct or naive.
     #[arg(long)]
     algorithm: Option<String>,
     /// Other defaults: wide is 784-2048x8-10 on synthetic rows, 31.0 M parameters.
@@ -240,7 +244,7 @@ impl TrainFlags {
             Some(Named::Wide) => Settings::train().with_preset(Preset::Wide),
             None => Settings::train(),
         };
-        let mut flags = self.shared.flags();
+        let mut flags = self.shared.flags()?;
         flags.algorithm(self.algorithm.clone());
         let settings = resolve(&defaults, self.shared.config.as_deref(), &flags.0)?;
         settings.check()?;

@@ -73,6 +73,24 @@ pub fn print<T: Serialize>(settings: &T) -> String {
     toml::to_string(settings).expect("settings serialise")
 }
 
+/// The rows of a tuning file, as `bench crossover` writes it.
+///
+/// # Errors
+/// [`ConfigError`]: a file that cannot be read, or that holds something else.
+pub(crate) fn read_tuning(path: &Path) -> Result<Value, ConfigError> {
+    let mut file = read(path)?;
+    match (file.remove("tuning"), file.keys().next()) {
+        (Some(rows), None) => Ok(rows),
+        (_, other) => Err(ConfigError::Syntax {
+            file: path.display().to_string(),
+            reason: match other {
+                Some(key) => format!("\"{key}\" has no place beside [[tuning]]"),
+                None => "no rows of [[tuning]], as `bench crossover` writes them".to_owned(),
+            },
+        }),
+    }
+}
+
 fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
     let file = path.display().to_string();
     let text = match std::fs::read_to_string(path) {

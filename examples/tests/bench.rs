@@ -1,0 +1,310 @@
+//! The claims of `bench`, few and fast.
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use clap::Parser;
+use collectives::{
+    Algorithm, Collective, CommunicatorConfig, DType, ReduceOp,
+    tuning::{self, Cost},
+};
+use examples::bench::{
+    BenchCli, Bytes, Curve, Job, Measured, Next, Overtaking, Row, Times, run, sizes,
+};
+
+fn bench(words: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_bench");
+    Command::new(program)
+        .args(words)
+        .output()
+        .expect("the program runs")
+}
+
+fn code(words: &[&str]) -> Option<i32> {
+    bench(words).status.code()
+}
+
+fn complaint(words: &[&str]) -> String {
+    let output = bench(words);
+    assert_eq!(output.status.code(), Some(2), "{words:?}");
+    assert!(output.stdout.is_empty(), "{words:?}");
+    String::from_utf8(output.stderr).expect("text")
+}
+
+/// A file of this test's own, where cargo lets tests write.
+fn scratch(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+#[test]
+fn every_collective_is_right_and_says_so_in_json() {
+    let keys = "collective engine algorithm launcher ranks bytes count dtype redop time_us min_us \
+                p99_us algbw busbw wrong bytes_sent bytes_formula of_limit";
+    for verb in [
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "all_gather",
+        "reduce_scatter",
+        "gather",
+        "scatter",
+        "all_to_all",
+        "sendrecv",
+    ] {
+        let output = bench(&[
+            verb, "-b", "100", "-e", "100", "-n", "2", "-w", "0", "--ranks", "3", "-d", "all",
+            "-J", "-",
+        ]);
+        assert_eq!(output.status.code(), Some(0), "{verb}");
+        let lines = String::from_utf8(output.stdout).expect("text");
+        assert!(!lines.is_empty(), "{verb}");
+        for line in lines.lines() {
+            let row: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(line).expect("an object");
+            assert!(
+                keys.split_whitespace().all(|key| row.contains_key(key)),
+                "{line}"
+            );
+            assert_eq!(
+                (&row["collective"], &row["wrong"]),
+                (&verb.into(), &0.into())
+            );
+            assert_eq!(row["bytes_sent"], row["bytes_formula"]);
+            assert!(row["of_limit"].is_null());
+        }
+    }
+}
+
+#[test]
+fn what_ran_is_what_is_shown() {
+    let words = "all_reduce -b 64 -e 64 -n 1 -w 0 --ranks 3 --algorithm ring --deterministic -J -";
+    let output = bench(&words.split(' ').collect::<Vec<_>>());
+    let line = String::from_utf8(output.stdout).expect("text");
+    assert!(line.contains("\"algorithm\":\"direct+ring\""), "{line}");
+}
+
+#[test]
+fn a_root_and_an_operation_are_obeyed() {
+    for verb in ["reduce", "broadcast", "gather", "scatter"] {
+        assert_eq!(
+            code(&[
+                verb, "-b", "96", "-e", "96", "-n", "1", "--ranks", "4", "-r", "2"
+            ]),
+            Some(0),
+            "{verb}"
+        );
+    }
+    assert_eq!(
+        code(&[
+            "all_reduce",
+            "-b",
+            "96",
+            "-e",
+            "96",
+            "-n",
+            "1",
+            "--ranks",
+            "2,5",
+            "-o",
+            "all",
+            "-d",
+            "all"
+        ]),
+        Some(0)
+    );
+}
+
+#[test]
+fn a_command_that_cannot_be_says_what_is_allowed() {
+    for (words, allowed) in [
+        ("all_reduce -d f31", "bf16"),
+        ("all_reduce -o median", "product"),
+        ("all_reduce -o mean -d i32", "no mean of i32"),
+        ("all_reduce --algorithm star", "halving"),
+        ("all_reduce --transport pigeon", "delayed:LATENCY_US:GBIT"),
+        ("all_reduce -b 1X", "K, M or G"),
+        ("all_reduce -b 4K -e 1K", "-b must not be above -e"),
+        ("all_reduce --ranks 0", "1 to"),
+        ("all_reduce --segment-kb 0", "1 to 1048576"),
+        ("reduce --ranks 2,4 -r 2", "0 to 1 are allowed"),
+        ("broadcast -o sum", "leave out -o"),
+        ("gather --algorithm ring", "leave out --algorithm"),
+        ("sendrecv --ranks 1", "at least 2 ranks"),
+        ("crossover --collective gather", "reduce_scatter"),
+        ("simulate --beta 0", "above 0"),
+        ("median", "all_reduce"),
+    ] {
+        let said = complaint(&words.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(allowed), "{words}: {said}");
+    }
+}
+
+#[test]
+fn sizes_are_read_and_written() {
+    for (text, bytes) in [
+        ("8", 8),
+        ("4K", 4096),
+        ("1m", 1 << 20),
+        ("2G", 2 << 30),
+        ("0", 0),
+    ] {
+        assert_eq!(text.parse(), Ok(Bytes(bytes)));
+    }
+    for text in ["", "K", "-1", "1.5M", "1KK", "1B", "99999999999G"] {
+        assert!(text.parse::<Bytes>().is_err(), "{text}");
+    }
+    assert_eq!(
+        [512, 1024, 1536, 16 << 20].map(|bytes| Bytes(bytes).to_string()),
+        ["512", "1K", "1536", "16M"]
+    );
+}
+
+#[test]
+fn a_sweep_ends_at_its_last_size() {
+    let number = |number| std::num::NonZeroUsize::new(number).expect("above 0");
+    let sweep = |first, last, next| {
+        sizes(Bytes(first), Bytes(last), next)
+            .map(|sizes| sizes.iter().map(|size| size.0).collect::<Vec<_>>())
+    };
+    assert_eq!(sweep(1, 9, Next::Factor(number(3))), Ok(vec![1, 3, 9]));
+    assert_eq!(sweep(1, 8, Next::Step(number(4))), Ok(vec![1, 5]));
+    assert_eq!(sweep(0, 8, Next::Step(number(8))), Ok(vec![0, 8]));
+    assert_eq!(sweep(7, 7, Next::Factor(number(1))), Ok(vec![7]));
+    assert!(
+        sweep(0, 8, Next::Factor(number(2))).is_err()
+            && sweep(1, 8, Next::Factor(number(1))).is_err()
+    );
+}
+
+fn measured() -> Measured {
+    Measured {
+        route: Some(Algorithm::Ring.into()),
+        times: Times::new(vec![10.0, 20.0, 30.0]),
+        wrong: 0,
+        sent: 1536,
+        formula: 1536,
+        unforeseen: 0,
+    }
+}
+
+#[test]
+fn a_row_counts_as_nccl_tests_do() {
+    let job = Job::new(Collective::AllReduce, DType::F32, ReduceOp::Sum, 0, 2000, 4);
+    let row = Row::new(&job, 4, &measured(), Some(5.0));
+    assert_eq!(
+        (row.count, row.time_us, row.min_us, row.p99_us),
+        (500, 20.0, 10.0, 30.0)
+    );
+    assert_eq!((row.algbw, row.busbw), (0.1, 0.1 * 1.5));
+    assert_eq!(row.of_limit, Some(0.5));
+}
+
+#[test]
+fn a_wrong_element_or_byte_fails() {
+    assert!(measured().holds());
+    let wrong = Measured {
+        wrong: 1,
+        ..measured()
+    };
+    let unforeseen = Measured {
+        unforeseen: 1,
+        ..measured()
+    };
+    assert!(!wrong.holds() && !unforeseen.holds());
+}
+
+fn line(algorithm: Algorithm, alpha: f64, beta: f64) -> Curve {
+    let sizes = (10..=24).map(|power| 1usize << power);
+    Curve {
+        collective: Collective::AllReduce,
+        ranks: 4,
+        algorithm,
+        points: sizes
+            .map(|bytes| (bytes, alpha + beta * bytes as f64 / 1024.0))
+            .collect(),
+    }
+}
+
+#[test]
+fn a_curve_gives_its_cost_and_its_crossing() {
+    let (tree, ring) = (
+        line(Algorithm::Tree, 5.0, 0.5),
+        line(Algorithm::Ring, 25.0, 0.25),
+    );
+    let (tree_cost, ring_cost) = (tree.cost(), ring.cost());
+    for (cost, alpha, beta) in [(&tree_cost, 5.0, 0.5), (&ring_cost, 25.0, 0.25)] {
+        assert!(
+            (cost.alpha_us - alpha).abs() < 1e-6 && (cost.beta_us_per_kib - beta).abs() < 1e-9,
+            "{cost:?}"
+        );
+    }
+    // 80 KiB by the lines; between the sizes measured, where logarithms are taken, nearly.
+    let fitted = tuning::crossover(&tree_cost, &ring_cost).expect("they cross");
+    assert!(fitted.abs_diff(80 << 10) <= 1, "{fitted}");
+    match ring.overtakes(&tree) {
+        Overtaking::From(bytes) => assert!(bytes.abs_diff(80 << 10) < 4 << 10, "{bytes}"),
+        other => panic!("{other:?}"),
+    }
+    let slow = line(Algorithm::Naive, 50.0, 1.0);
+    assert_eq!(
+        (ring.overtakes(&slow), slow.overtakes(&ring)),
+        (Overtaking::Throughout, Overtaking::Never)
+    );
+}
+
+#[test]
+fn a_crossover_writes_settings_that_a_communicator_takes_and_a_picture() {
+    let toml = scratch("tuning.toml");
+    let path = toml.to_str().expect("text");
+    let words = [
+        "crossover",
+        "--ranks",
+        "2",
+        "-e",
+        "2K",
+        "--rounds",
+        "1",
+        "-n",
+        "1",
+        "--out",
+        path,
+    ];
+    let output = bench(&words);
+    assert_eq!(output.status.code(), Some(0));
+    let table = String::from_utf8(output.stdout).expect("text");
+    let (_, seed) = table
+        .split_once("ring or tree, 4 ranks")
+        .expect("the seed's table");
+    assert!(
+        ["1K", "1M", "16M"].iter().all(|size| seed.contains(size)),
+        "{table}"
+    );
+    let text = std::fs::read_to_string(&toml).expect("a file");
+    let config: CommunicatorConfig = toml::from_str(&text).expect("settings");
+    config.validate().expect("settings that can be");
+    let known = |ranks: usize| move |cost: &&Cost| cost.ranks == ranks;
+    for ranks in [2, 4] {
+        assert_eq!(
+            config.tuning.iter().filter(known(ranks)).count(),
+            Algorithm::ALL.len()
+        );
+    }
+    let picture = std::fs::read_to_string(toml.with_extension("svg")).expect("a file");
+    assert!(
+        picture.starts_with("<svg ") && picture.contains("halving") && !picture.contains("NaN")
+    );
+}
+
+#[test]
+fn the_recording_is_verified() {
+    for words in [
+        ["bench", "verify"].as_slice(),
+        &["bench", "verify", "--deterministic"],
+    ] {
+        assert!(
+            run(&BenchCli::parse_from(words)).expect("verified"),
+            "{words:?}"
+        );
+    }
+}
