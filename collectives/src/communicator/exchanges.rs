@@ -106,7 +106,8 @@ impl Communicator {
     /// # Errors
     ///
     /// [`Error::Argument`](crate::Error::Argument) if lengths and counts do not fit;
-    /// [`Error::Protocol`](crate::Error::Protocol) if two ranks' counts differ.
+    /// [`Error::Protocol`](crate::Error::Protocol) if two ranks' counts differ; where they
+    /// differ by whole messages, a mismatch at the next call of these two.
     pub fn all_to_all_v<T: Element>(
         &mut self,
         give: &[T],
