@@ -85,21 +85,32 @@ impl Board {
         }
     }
 
-    /// `rank` begins a collective.
-    pub(crate) fn enter(&self, rank: usize, call: Fingerprint) {
+    /// `rank` begins a collective. Gives a rank that has begun it too, as another call,
+    /// and what it called: of two that differ, the later one finds out.
+    pub(crate) fn enter(&self, rank: usize, call: Fingerprint) -> Option<(usize, Fingerprint)> {
         let seat = &self.seats[rank];
         let mut recent = seat.recent();
         if recent.len() == REMEMBERED {
             recent.pop_front();
         }
         recent.push_back(call);
-        seat.entered.store(call.seq, Ordering::Relaxed);
+        drop(recent);
+        // Sequentially consistent, so that of two ranks one sees the other.
+        seat.entered.store(call.seq, Ordering::SeqCst);
+        (0..self.seats.len())
+            .filter(|&peer| {
+                peer != rank && self.seats[peer].entered.load(Ordering::SeqCst) >= call.seq
+            })
+            .filter_map(|peer| Some((peer, self.call(peer, call.seq)?)))
+            .find(|(_, theirs)| *theirs != call)
     }
 
     /// What `rank` called as its collective number `seq`, as far as is remembered.
     pub(crate) fn call(&self, rank: usize, seq: u64) -> Option<Fingerprint> {
         let recent = self.seats[rank].recent();
-        recent.iter().find(|call| call.seq == seq).copied()
+        // Numbers follow each other.
+        let index = seq.checked_sub(recent.front()?.seq)?;
+        recent.get(usize::try_from(index).ok()?).copied()
     }
 
     /// The first collective in which another rank differs from `rank`: that other

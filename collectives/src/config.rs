@@ -154,7 +154,7 @@ impl CommunicatorConfig {
             })
         };
         if Duration::try_from_secs_f64(self.timeout_s).map_or(true, |time| time.is_zero()) {
-            let what = "a time in seconds above 0 is needed";
+            let what = "a time in seconds above 0, and below 1.8e19, is needed; 1e9 is 31 years";
             return refuse("timeout_s", self.timeout_s.to_string(), what);
         }
         if !(1..=1 << 20).contains(&self.segment_kb) {
@@ -190,7 +190,10 @@ impl CommunicatorConfig {
             Choice::Fixed(algorithm) => *algorithm,
             Choice::Sized(rules) => rules
                 .iter()
-                .find(|rule| rule.up_to_kb.is_none_or(|most| call.bytes() <= most << 10))
+                .find(|rule| {
+                    rule.up_to_kb
+                        .is_none_or(|most| call.bytes() <= most.saturating_mul(1024))
+                })
                 .map_or(Algorithm::Tree, |rule| rule.algorithm),
             Choice::Auto => tuning::cheapest(&self.tuning, call, world)
                 .or_else(|| tuning::cheapest(tuning::MEASURED, call, world))

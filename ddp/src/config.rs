@@ -31,6 +31,9 @@ pub struct DdpConfig {
 /// Burn's tape allocates once per unit of depth, which shows only in the second row.
 const RUNG_STRIDE: usize = 64;
 
+/// A rung costs as many operations; far more than this would look like a hang.
+const MOST_RUNG_STRIDE: usize = 1 << 16;
+
 impl Default for DdpConfig {
     fn default() -> Self {
         Self {
@@ -82,7 +85,23 @@ impl DdpConfig {
         }
     }
 
+    /// Checks every setting.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] names the first setting that has no meaning.
+    pub fn validate(&self) -> Result<()> {
+        self.caps().map(drop)
+    }
+
     pub(crate) fn caps(&self) -> Result<Caps> {
+        if self.rung_stride > MOST_RUNG_STRIDE {
+            return Err(Error::Config {
+                name: "rung_stride",
+                value: self.rung_stride.to_string(),
+                expected: "0 to 65536",
+            });
+        }
         let bytes = |name, mb: f64| {
             if mb.is_finite() && mb >= 0.0 {
                 Ok((mb * f64::from(1 << 20)) as usize)

@@ -74,6 +74,7 @@ impl DdpConfig {
         let reducer = Reducer::new(plan, slots.names(), stream, self.overlap);
         Ok(DistributedDataParallel {
             module: Some(slots::tap(module, &slots, &taps)),
+            changed: false,
             slots,
             taps,
             line,
@@ -85,6 +86,7 @@ impl DdpConfig {
             flats: Vec::new(),
             progress: reducer.progress(),
             state: State::Ready(Box::new(reducer)),
+            averaged: false,
             record: StepRecord::default(),
         })
     }
@@ -107,6 +109,8 @@ impl DdpConfig {
 pub struct DistributedDataParallel<M: Module> {
     /// Away only while the optimizer has it.
     module: Option<M>,
+    /// Whether the module was changed since the slots were last found in it.
+    changed: bool,
     slots: Slots,
     taps: Vec<Tap>,
     line: Arc<Line>,
@@ -119,6 +123,8 @@ pub struct DistributedDataParallel<M: Module> {
     flats: Vec<Tensor<1>>,
     progress: Progress,
     state: State,
+    /// Whether a backward pass has come to its end.
+    averaged: bool,
     record: StepRecord,
 }
 
@@ -175,6 +181,7 @@ impl<M: Module> DistributedDataParallel<M> {
         match result {
             Ok(gradients) => {
                 self.state = State::Ready(reducer);
+                self.averaged = true;
                 Ok(gradients)
             }
             Err(error) => {
@@ -199,6 +206,9 @@ impl<M: Module> DistributedDataParallel<M> {
             if let Some(buffer) = reclaim(flat) {
                 reducer.recycle(buffer);
             }
+        }
+        if let Err(error) = self.find_slots() {
+            return (reducer, Err(error));
         }
         let began = Instant::now();
         if let Err(error) = mean_loss(&loss).and_then(|loss| reducer.begin(samples, loss)) {
@@ -236,6 +246,14 @@ impl<M: Module> DistributedDataParallel<M> {
             Ok(gradients)
         });
         (reducer, gradients)
+    }
+
+    /// Finds the slots in a module that [`update`](Self::update) has changed.
+    fn find_slots(&mut self) -> Result<()> {
+        match (&self.module, mem::take(&mut self.changed)) {
+            (Some(module), true) => self.slots.find_again(module),
+            _ => Ok(()),
+        }
     }
 
     /// Reduces, late, the gradients of parameters that were read around `val()`.
@@ -292,27 +310,42 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Lets the optimizer update the module with the gradients of [`backward`](Self::backward).
     ///
-    /// Gradients from elsewhere, of `loss.backward()` for instance, are this rank's alone: they are
-    /// applied as they are, and the replicas part without an error. Each rank has an optimizer of
-    /// its own; equal gradients keep them equal.
+    /// Each rank has an optimizer of its own; equal gradients keep the replicas equal.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] if this replica's [`backward`](Self::backward) has never run: gradients of
+    /// `loss.backward()` are this rank's alone, and the replicas would part. Such gradients in a later
+    /// step are not seen.
     pub fn step(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         optimizer: &mut ModuleOptimizer,
         gradients: GradientsParams,
-    ) {
-        let tied = self.slots.tied;
+    ) -> Result<()> {
+        if !self.averaged {
+            return Err(Error::State(
+                "these gradients are no mean over the ranks: call `backward` of the wrapped module, \
+                 with the loss, instead of `backward` of the loss",
+            ));
+        }
+        let (tied, changed) = (self.slots.tied, self.changed);
         self.update(|module| {
             let module = optimizer.step(learning_rate, module, gradients);
             // The optimizer updates only the first of two parameters with one id.
             if tied { slots::tie(module) } else { module }
         });
+        // An optimizer leaves every id as it was.
+        self.changed = changed;
+        Ok(())
     }
 
     /// Replaces the module by what `change` makes of it: freeze a layer, load a record.
     ///
-    /// Every rank makes the same change. Parameters keep their ids; those that stop requiring a
-    /// gradient are from then on unused.
+    /// Every rank makes the same change. Parameters that stop requiring a gradient are from then
+    /// on unused. One with a new id, as from a record, takes the place of the one it replaces. One
+    /// that was not trained before cannot be from now on: the next
+    /// [`backward`](Self::backward) says so.
     ///
     /// # Panics
     ///
@@ -321,6 +354,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.forget();
         if let Some(module) = self.module.take() {
             self.module = Some(change(module));
+            self.changed = true;
         }
     }
 

@@ -93,6 +93,15 @@ pub enum Error {
         parameter: String,
     },
 
+    /// A change made a parameter trainable that the replica was not made with.
+    #[error(
+        "parameter {parameter} is to be trained, but was frozen or absent when the replica was made, so that its gradient would not be reduced: take the module out with `into_module()` and wrap it again"
+    )]
+    NotWrapped {
+        /// Path of the parameter.
+        parameter: String,
+    },
+
     /// The loss is not one number.
     #[error(
         "the loss has {0} elements; backward takes the mean over this rank's samples, one number"

@@ -21,7 +21,7 @@
 //!         let input = Tensor::<2>::ones([4, 3], &device) * (rank + 1.0);
 //!         let loss = model.forward(input).mean();
 //!         let gradients = model.backward(loss, 4)?;
-//!         model.step(0.1, &mut optimizer, gradients);
+//!         model.step(0.1, &mut optimizer, gradients)?;
 //!     }
 //!     Ok::<_, ddp::Error>(model.into_module().weight.val().into_data())
 //! })?;

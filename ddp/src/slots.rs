@@ -23,6 +23,8 @@ const PIECE: usize = 4 << 20;
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     by_id: HashMap<ParamId, usize>,
+    /// What each float parameter is, in visiting order: a slot, or not trained.
+    floats: Vec<Option<usize>>,
     /// One line per parameter of any kind.
     signature: String,
     /// Whether some parameter is held twice.
@@ -68,6 +70,29 @@ impl Slots {
 
     pub(crate) fn find(&self, id: ParamId) -> Option<usize> {
         self.by_id.get(&id).copied()
+    }
+
+    /// Finds the slots again after a change: a parameter with a new id, as from a loaded record,
+    /// takes the slot that was in its place. Fails if one is to be trained that has no slot.
+    pub(crate) fn find_again<M: Module>(&mut self, module: &M) -> Result<()> {
+        let mut visitor = Found {
+            floats: Vec::new(),
+            path: Vec::new(),
+        };
+        module.visit(&mut visitor);
+        let same_structure = visitor.floats.len() == self.floats.len();
+        for (place, (id, trained, name)) in visitor.floats.into_iter().enumerate() {
+            if !trained || self.by_id.contains_key(&id) {
+                continue;
+            }
+            match self.floats.get(place).copied().flatten() {
+                Some(slot) if same_structure => {
+                    self.by_id.insert(id, slot);
+                }
+                _ => return Err(Error::NotWrapped { parameter: name }),
+            }
+        }
+        Ok(())
     }
 
     /// Fails on every rank, with the same error, unless all ranks have this signature and `settings`.
@@ -227,16 +252,20 @@ impl ModuleVisitor for Numbering {
                     let error = Error::UnsupportedDtype { parameter, dtype };
                     self.failed.get_or_insert(error);
                 }
+                self.slots.floats.push(None);
                 return;
             }
         };
         if !slot {
+            self.slots.floats.push(None);
             return;
         }
-        if self.slots.by_id.contains_key(&param.id) {
+        if let Some(slot) = self.slots.find(param.id) {
+            self.slots.floats.push(Some(slot));
             self.slots.tied = true;
             return;
         }
+        self.slots.floats.push(Some(self.slots.slots.len()));
         self.slots.by_id.insert(param.id, self.slots.slots.len());
         let spec = SlotSpec {
             len: shape.iter().product(),
@@ -251,6 +280,27 @@ impl ModuleVisitor for Numbering {
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         self.describe(param.dtype(), &param.dims(), "not trained");
+    }
+}
+
+/// Float parameters in visiting order: their ids, whether they are trained, their paths.
+struct Found {
+    floats: Vec<(ParamId, bool, String)>,
+    path: Vec<String>,
+}
+
+impl ModuleVisitor for Found {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let name = self.path.join(".");
+        self.floats.push((param.id, param.is_require_grad(), name));
     }
 }
 

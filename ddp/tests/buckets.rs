@@ -143,3 +143,16 @@ fn a_megabyte_is_two_to_the_20_bytes() {
         [6, 6, 6, 6, 1]
     );
 }
+
+#[test]
+fn a_rung_stride_that_would_look_like_a_hang_is_refused() {
+    let config = ddp::DdpConfig::new();
+    assert!(config.with_rung_stride(1 << 16).validate().is_ok());
+    for stride in [(1 << 16) + 1, usize::MAX] {
+        let error = config.with_rung_stride(stride).validate().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("rung_stride = {stride}: 0 to 65536")
+        );
+    }
+}

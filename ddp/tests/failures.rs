@@ -3,6 +3,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use burn::module::{Lora, Module, Param};
+use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Tensor};
 use ddp::{DdpConfig, Error};
 
@@ -259,4 +260,21 @@ fn settings_without_meaning_are_typed_errors_and_unknown_keys_too() {
     let config: DdpConfig = serde_json::from_str(r#"{"bucket_cap_mb": 0}"#).unwrap();
     assert_eq!(config, DdpConfig::new().with_bucket_cap_mb(0.0));
     assert!(serde_json::from_str::<DdpConfig>(r#"{"bucket_cap": 0}"#).is_err());
+}
+
+#[test]
+fn a_step_with_gradients_of_this_rank_alone_is_refused() {
+    ranks(2, |communicator| {
+        let mut model = DdpConfig::new().init(Mlp::new(&[4, 4], DType::F32), communicator)?;
+        let mut optimizer = SgdConfig::new().init();
+        let loss = model.loss(&[0, 1]);
+        // The line that is forgotten when a plain loop is made data-parallel.
+        let alone = GradientsParams::from_grads(loss.backward(), model.module());
+        let error = model.step(0.1, &mut optimizer, alone).unwrap_err();
+        assert!(
+            error.to_string().contains("no mean over the ranks"),
+            "{error}"
+        );
+        Ok(())
+    });
 }

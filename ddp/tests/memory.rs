@@ -24,7 +24,7 @@ fn a_backward_pass_allocates_less_than_two_buckets_beyond_burns_own() {
             let loss = model.loss(&[0, 1]);
             let mut gradients = Ok(GradientsParams::new());
             let ours = measure(|| gradients = model.backward(loss, 2));
-            model.step(0.1, &mut optimizer, gradients?);
+            model.step(0.1, &mut optimizer, gradients?).unwrap();
             // In all: from the second step on the buckets are there.
             let in_all = ours.bytes_total < burn.bytes_total + 2 * CAP as u64;
             // At any one time: the gradients go to the buckets one by one.

@@ -131,7 +131,7 @@ fn gates_opened(world: usize, config: DdpConfig, deadline: Duration) -> Vec<usiz
                 }
             }
             let gradients = model.backward(value.mean(), 2)?;
-            model.step(0.1, &mut optimizer, gradients);
+            model.step(0.1, &mut optimizer, gradients).unwrap();
         }
         Ok(opened.load(Ordering::SeqCst))
     })

@@ -52,7 +52,7 @@ fn the_mean_divides_by_samples_and_the_rate_follows_its_schedule() {
         let mut seen = Vec::new();
         for rate in [0.1, 0.05] {
             let gradients = model.backward(model.a.val().sum(), 1)?;
-            model.step(rate, &mut optimizer, gradients);
+            model.step(rate, &mut optimizer, gradients).unwrap();
             seen.push(weight(&model.a));
         }
         Ok(seen)
@@ -86,7 +86,7 @@ fn an_unused_parameter_in_a_shared_bucket_stays_untouched() {
             assert_eq!(gradient(&gradients, &model.a), Some(1.5));
             assert_eq!(gradient(&gradients, &model.b), None);
             assert_eq!(model.last_step().unused, ["b"]);
-            model.step(0.125, &mut optimizer, gradients);
+            model.step(0.125, &mut optimizer, gradients).unwrap();
         }
         assert_eq!(model.plan().len(), 1);
         Ok((weight(&model.a), weight(&model.b)))
@@ -124,7 +124,7 @@ fn a_parameter_frozen_between_steps_keeps_its_value_in_spite_of_momentum() {
         for step in 0..2 {
             let gradients = model.backward((model.a.val() + model.b.val()).sum(), 1)?;
             assert_eq!(gradient(&gradients, &model.a), (step == 0).then_some(1.0));
-            model.step(0.1, &mut optimizer, gradients);
+            model.step(0.1, &mut optimizer, gradients).unwrap();
             model.update(|module| Pair {
                 a: module.a.set_require_grad(false),
                 b: module.b,
@@ -147,7 +147,7 @@ fn the_rank_that_uses_a_parameter_may_change_every_step() {
                 loss = loss + (model.b.val() * model.b.val()).sum();
             }
             let gradients = model.backward(loss, 1)?;
-            model.step(0.01, &mut optimizer, gradients);
+            model.step(0.01, &mut optimizer, gradients).unwrap();
         }
         Ok((weight(&model.a), weight(&model.b)))
     });
@@ -292,7 +292,7 @@ fn one_parameter_held_twice_is_one_slot_and_stays_tied() {
             let loss = (model.a.val() + model.b.val().mul_scalar(rank)).sum();
             let gradients = model.backward(loss, 1)?;
             assert_eq!(gradient(&gradients, &model.a), Some(1.5));
-            model.step(0.5, &mut optimizer, gradients);
+            model.step(0.5, &mut optimizer, gradients).unwrap();
         }
         assert_eq!(model.plan().len(), 1);
         Ok((weight(&model.a), weight(&model.b)))
@@ -404,4 +404,63 @@ fn the_gradient_of_a_transposed_weight_arrives_in_order() {
     });
     // 1.5 times the numbers, row by row of the transposed.
     assert_eq!(seen, vec![vec![0.0, 3.0, 6.0, 1.5, 4.5, 7.5]; 2]);
+}
+
+#[test]
+fn a_record_with_other_ids_is_trained_on_from_where_it_was_loaded() {
+    let seen = ranks(2, |communicator| {
+        let mut model: PairOf = DdpConfig::new().init(Pair::new(1.0), communicator)?;
+        let mut optimizer = SgdConfig::new().init();
+        // Burn gives the parameters the ids of the record.
+        model.update(|module| module.load_record(Pair::new(5.0).into_record()));
+        let before = [weight(&model.a), weight(&model.b)];
+        for _ in 0..2 {
+            let gradients = model.backward((model.a.val() + model.b.val()).sum(), 1)?;
+            assert_eq!(gradient(&gradients, &model.a), Some(1.0));
+            model.step(0.5, &mut optimizer, gradients).unwrap();
+        }
+        assert_eq!(model.last_step().unused.len(), 0);
+        Ok((before, [weight(&model.a), weight(&model.b)]))
+    });
+    assert_eq!(seen, [([5.0; 2], [4.0; 2]); 2]);
+}
+
+#[test]
+fn a_replaced_parameter_is_trained_in_its_place() {
+    let seen = ranks(2, |communicator| {
+        let mut model: PairOf = DdpConfig::new().init(Pair::new(1.0), communicator)?;
+        let mut optimizer = SgdConfig::new().init();
+        model.update(|module| Pair {
+            a: module.a,
+            b: Param::from_tensor(vector(&[7.0])),
+        });
+        let gradients = model.backward((model.a.val() + model.b.val()).sum(), 1)?;
+        model.step(0.5, &mut optimizer, gradients).unwrap();
+        Ok([weight(&model.a), weight(&model.b)])
+    });
+    assert_eq!(seen, [[0.5, 6.5]; 2]);
+}
+
+#[test]
+fn a_parameter_unfrozen_after_wrapping_is_an_error_that_names_it() {
+    // Each rank finds out alone; the first would stop one that is still being made.
+    let wrapped = Barrier::new(2);
+    let seen = ranks(2, |communicator| {
+        let module = Pair::new(1.0);
+        let module = Pair {
+            a: module.a,
+            b: module.b.set_require_grad(false),
+        };
+        let mut model: PairOf = DdpConfig::new().init(module, communicator)?;
+        model.update(|module| Pair {
+            a: module.a,
+            b: module.b.set_require_grad(true),
+        });
+        wrapped.wait();
+        let loss = (model.a.val() + model.b.val()).sum();
+        Ok(model.backward(loss, 1).unwrap_err())
+    });
+    let parameter = "b".to_owned();
+    assert_eq!(seen[0], Error::NotWrapped { parameter });
+    assert_eq!(seen[0], seen[1]);
 }

@@ -26,7 +26,7 @@ fn rounds(step: bool) {
                 "round {round}"
             );
             if step {
-                model.step(0.0, &mut optimizer, gradients);
+                model.step(0.0, &mut optimizer, gradients).unwrap();
             }
         }
         Ok(())
@@ -60,7 +60,7 @@ fn four_ranks_stay_bit_equal_over_many_steps() {
             for batch in sampler.epoch() {
                 let gradients = model.backward(model.loss(&batch.rows), batch.samples)?;
                 assert_eq!(gradients.len(), 6, "step {step}");
-                model.step(1e-3, &mut optimizer, gradients);
+                model.step(1e-3, &mut optimizer, gradients).unwrap();
                 step += 1;
             }
         }

@@ -225,7 +225,9 @@ impl Job<'_> {
             for batch in self.batches(model.place()) {
                 let gradients = model.backward(model.loss(&batch.rows), batch.samples)?;
                 losses.push(model.last_step().loss);
-                model.step(self.learning_rate, &mut optimizer, gradients);
+                model
+                    .step(self.learning_rate, &mut optimizer, gradients)
+                    .unwrap();
             }
             Ok(Run {
                 losses,

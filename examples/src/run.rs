@@ -11,12 +11,20 @@ pub use train::run_train;
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use crate::Error;
 
 /// 0 for a run that passed, 1 for one that did not; for an error, its line on
 /// standard error and its code.
 pub fn exit_code(outcome: Result<bool, Error>) -> ExitCode {
+    if let (Ok(_), Some(reason)) = (&outcome, UNSAID.get()) {
+        drop(writeln!(
+            std::io::stderr(),
+            "error: standard output: cannot be written: {reason}"
+        ));
+        return ExitCode::FAILURE;
+    }
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -31,9 +39,16 @@ pub fn exit_code(outcome: Result<bool, Error>) -> ExitCode {
 /// A line on standard output.
 fn say(line: impl Display) {
     // `println!` would panic when a reader such as `head` has gone; the run
-    // has its exit code all the same.
-    drop(writeln!(std::io::stdout(), "{line}"));
+    // has its exit code all the same. A full disk is another matter.
+    if let Err(error) = writeln!(std::io::stdout(), "{line}")
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        UNSAID.get_or_init(|| error.to_string());
+    }
 }
+
+/// Why a line could not be written, the first time.
+static UNSAID: OnceLock<String> = OnceLock::new();
 
 /// A share as a percentage.
 fn percent(share: f64) -> String {

@@ -100,7 +100,7 @@ fn run_rank(
         let (features, targets) = task.train_rows(&batch.rows, &device);
         let loss = criterion.forward(model.forward(features), targets);
         let gradients = model.backward(loss, batch.samples)?;
-        model.step(lr, &mut optim, gradients);
+        model.step(lr, &mut optim, gradients)?;
         tally.add(model.last_step(), started.elapsed());
 
         let step = index + 1;

@@ -114,6 +114,22 @@ fn a_value_of_the_wrong_type_is_told_with_its_key() {
         text.contains("collectives.algorithm = \"star\"") && text.contains("ring"),
         "{text}"
     );
+    // Options too, which null would leave unset.
+    for (key, text) in [
+        ("optim.lr", "[optim]\nlr = nan\n"),
+        (
+            "collectives.all_reduce",
+            "[collectives]\nall_reduce = nan\n",
+        ),
+    ] {
+        let text = refused("nan", text);
+        assert!(text.contains(&format!("{key} = \"NaN\"")), "{text}");
+    }
+    let path = written("nan-k", "[run]\nk = nan\n");
+    let error = resolve(&KMeansSettings::default(), Some(&path), &[]).unwrap_err();
+    assert!(error.to_string().contains("run.k = \"NaN\""), "{error}");
+    let text = refused("time", "[optim]\nlr = 1979-05-27\n");
+    assert!(text.contains("optim.lr = \"1979-05-27\""), "{text}");
     let text = refused("table", "ddp = 3\n");
     assert!(text.contains("ddp = 3"), "{text}");
     let text = refused("syntax", "[run\n");
@@ -156,6 +172,20 @@ fn senseless_values_are_told_with_what_is_allowed() {
         "ddp.bucket_cap_mb = -1",
         "0 or above",
     );
+    refused(
+        |s| s.ddp.rung_stride = usize::MAX,
+        "ddp.rung_stride",
+        "0 to 65536",
+    );
+    // What is printed can be read again.
+    refused(
+        |s| s.train.steps = usize::MAX,
+        "train.steps",
+        "TOML's largest integer",
+    );
+    let mut kmeans = KMeansSettings::default();
+    kmeans.run.max_iter = usize::MAX;
+    assert!(kmeans.check().is_err());
     refused(
         |s| s.collectives.timeout_s = 0.0,
         "collectives.timeout_s = 0",

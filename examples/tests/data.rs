@@ -264,3 +264,10 @@ fn a_csv_error_has_its_line_and_column() {
         DataError::Read { .. }
     ));
 }
+
+#[test]
+fn a_byte_order_mark_before_a_csv_is_passed_over() {
+    let path = folder("csv-mark").join("rows.csv");
+    std::fs::write(&path, "\u{feff}1,2\r\n3,4\r\n").unwrap();
+    assert_eq!(read_csv(&path).unwrap().values(), [1.0, 2.0, 3.0, 4.0]);
+}

@@ -369,3 +369,15 @@ fn the_limit_of_iterations_holds() {
     );
     assert_eq!(ranks[0].0.as_ref().unwrap().iterations.len(), 9);
 }
+
+#[test]
+fn numbers_too_large_to_add_or_square_are_the_same_error_on_all_ranks() {
+    // The sum leaves f64's range; then only a square does.
+    for large in [1e308, 1e200] {
+        let data = column(&[large, large, -1.0, 2.0]);
+        let start = column(&[1.0, 2.0]);
+        for (outcome, ..) in on_ranks(&parts(&data, 2), &start, &options(2), Algorithm::Ring) {
+            assert_eq!(outcome, Err(KMeansError::Overflow { iteration: 1 }));
+        }
+    }
+}

@@ -129,6 +129,10 @@ fn wrong_flags_and_settings_are_exit_code_2_and_no_panic() {
             "up to 1000000000 parameters",
         ),
         ("train --steps 0 --epochs 0", "train.epochs = 0"),
+        (
+            "compare --inject plain-mean --world-size 4 --global-batch 4",
+            "train.global_batch_size = 4: allowed is 5 or more",
+        ),
     ] {
         let output = mlp(&folder, arguments);
         assert_eq!(
@@ -274,4 +278,17 @@ fn kmeans_refuses_what_cannot_be_with_exit_code_2() {
         "fit --data ten.csv --init two.csv --world-size 8 --json",
     );
     assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_behind_standard_output_is_exit_code_1() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+    let output = Command::new(env!("CARGO_BIN_EXE_kmeans"))
+        .args(["fit", "--json"])
+        .stdout(full.unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err(&output).contains("standard output: cannot be written"));
 }

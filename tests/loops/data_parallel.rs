@@ -13,7 +13,7 @@ pub(super) fn train(digits: &Digits, communicator: Communicator) -> ddp::Result<
     for batch in sampler.epoch() {
         let loss = digits.loss(&model, &batch);
         let gradients = model.backward(loss, batch.samples)?;
-        model.step(0.1, &mut optimizer, gradients);
+        model.step(0.1, &mut optimizer, gradients)?;
     }
     Ok(model.into_module())
 }

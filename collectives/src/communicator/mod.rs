@@ -194,7 +194,10 @@ impl Communicator {
             ..self.fingerprint(call, self.issued, Some(algorithm))
         };
         self.history = fingerprint.digest();
-        self.board().enter(self.rank(), fingerprint);
+        if let Some((peer, theirs)) = self.board().enter(self.rank(), fingerprint) {
+            let error = mismatch(self.at(fingerprint), peer, fingerprint, theirs);
+            return Err(self.stop(error));
+        }
         self.plan.clear();
         Ok(self.ticket(fingerprint))
     }

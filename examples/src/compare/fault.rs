@@ -47,6 +47,17 @@ impl Fault {
             });
         }
         let batch = &mut settings.train.global_batch_size;
+        if self == Self::PlainMean && *batch <= world {
+            return Err(ConfigError::Value {
+                key: "train.global_batch_size".to_owned(),
+                value: batch.to_string(),
+                allowed: format!(
+                    "allowed is {} or more with this --inject: with a row a rank the plain mean is \
+                     right",
+                    world + 1
+                ),
+            });
+        }
         if self == Self::PlainMean && batch.is_multiple_of(world) {
             *batch -= world.div_ceil(2);
         }

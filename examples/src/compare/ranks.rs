@@ -79,7 +79,7 @@ fn run_rank(task: &Task, communicator: Communicator, fault: Option<Fault>) -> dd
         if fault == Some(Fault::SumForMean) {
             scale_gradients(model.module(), &mut gradients, place.world as f64);
         }
-        model.step(lr, &mut optim, gradients);
+        model.step(lr, &mut optim, gradients)?;
         losses.push(model.last_step().loss);
         hidden += model.last_step().hidden();
     }

@@ -6,7 +6,7 @@ use collectives::CommunicatorConfig;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
-use super::mlp::{check_world_size, not_negative};
+use super::mlp::{check_world_size, not_negative, printable};
 
 /// Everything `kmeans fit` can be told, one field a section of the TOML file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -78,6 +78,8 @@ impl KMeansSettings {
         if self.run.max_iter == 0 {
             return Err(ConfigError::value("run.max_iter", 0, "1 or more"));
         }
+        printable("run.k", self.run.k.unwrap_or_default() as u64)?;
+        printable("run.max_iter", self.run.max_iter as u64)?;
         not_negative("run.epsilon", self.run.epsilon)?;
         self.collectives
             .validate()

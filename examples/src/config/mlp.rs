@@ -249,11 +249,13 @@ impl Settings {
     /// ```
     pub fn check(&self) -> Result<(), ConfigError> {
         check_world_size(self.run.world_size)?;
-        // Or the settings could be printed and not be read again.
-        if i64::try_from(self.run.seed).is_err() {
-            let allowed = format!("0 to {}, TOML's largest integer", i64::MAX);
-            return Err(ConfigError::value("run.seed", self.run.seed, allowed));
-        }
+        printable("run.seed", self.run.seed)?;
+        printable(
+            "train.global_batch_size",
+            self.train.global_batch_size as u64,
+        )?;
+        printable("train.epochs", self.train.epochs as u64)?;
+        printable("train.steps", self.train.steps as u64)?;
         let layers = &self.model.layers;
         if layers.len() < 2 || layers.contains(&0) {
             return Err(ConfigError::value(
@@ -294,6 +296,14 @@ impl Settings {
         not_negative("compare.tolerance", self.compare.tolerance)?;
         not_negative("ddp.bucket_cap_mb", self.ddp.bucket_cap_mb)?;
         not_negative("ddp.first_bucket_mb", self.ddp.first_bucket_mb)?;
+        if let Err(ddp::Error::Config {
+            name: "rung_stride",
+            value,
+            expected,
+        }) = self.ddp.validate()
+        {
+            return Err(ConfigError::value("ddp.rung_stride", value, expected));
+        }
         self.collectives
             .validate()
             .map_err(ConfigError::of_collectives)
@@ -313,6 +323,17 @@ pub(super) fn check_world_size(world_size: usize) -> Result<(), ConfigError> {
             world_size,
             "1 to 256 (one thread a rank)",
         )),
+    }
+}
+
+/// Refuses what could be printed as TOML and not be read again.
+pub(super) fn printable(key: &'static str, value: u64) -> Result<(), ConfigError> {
+    match i64::try_from(value) {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            let allowed = format!("0 to {}, TOML's largest integer", i64::MAX);
+            Err(ConfigError::value(key, value, allowed))
+        }
     }
 }
 

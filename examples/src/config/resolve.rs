@@ -106,9 +106,27 @@ fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
         file,
         reason: error.to_string().trim_end().to_owned(),
     })?;
-    match serde_json::to_value(table).expect("TOML is within JSON") {
-        Value::Object(map) => Ok(map),
-        _ => unreachable!("a table is an object"),
+    Ok(table
+        .into_iter()
+        .map(|(key, value)| (key, json(value)))
+        .collect())
+}
+
+/// What JSON does not have goes on as text, for the setting to refuse: as null a number that is
+/// none would unset an option.
+fn json(value: toml::Value) -> Value {
+    match value {
+        toml::Value::String(text) => text.into(),
+        toml::Value::Integer(number) => number.into(),
+        toml::Value::Float(number) if number.is_finite() => number.into(),
+        toml::Value::Float(number) => number.to_string().into(),
+        toml::Value::Boolean(value) => value.into(),
+        toml::Value::Datetime(time) => time.to_string().into(),
+        toml::Value::Array(values) => values.into_iter().map(json).collect(),
+        toml::Value::Table(table) => table
+            .into_iter()
+            .map(|(key, value)| (key, json(value)))
+            .collect(),
     }
 }
 

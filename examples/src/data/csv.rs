@@ -12,7 +12,8 @@ use super::{DataError, Matrix};
 pub fn read_csv(path: &Path) -> Result<Matrix, DataError> {
     let file = path.display().to_string();
     match std::fs::read_to_string(path) {
-        Ok(text) => parse(&file, &text),
+        // Spreadsheets put a byte order mark in front.
+        Ok(text) => parse(&file, text.strip_prefix('\u{feff}').unwrap_or(&text)),
         Err(error) => Err(DataError::Read {
             file,
             reason: error.to_string(),

@@ -79,6 +79,14 @@ pub enum KMeansError {
         /// The first rank that differs.
         rank: usize,
     },
+    /// The numbers are too large to be added up or squared.
+    #[error(
+        "iteration {iteration}: sums or squared distances leave the range of f64; scale the rows down"
+    )]
+    Overflow {
+        /// The iteration, from 1.
+        iteration: usize,
+    },
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] collectives::Error),

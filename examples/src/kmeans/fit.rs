@@ -81,6 +81,11 @@ pub fn fit(
         buffer.fill(0.0);
         own_inertia.push(accumulate(part, &centroids, &mut buffer));
         communicator.all_reduce(&mut buffer, ReduceOp::Sum)?;
+        // The buffer is the same on all ranks, and so is the verdict.
+        if !buffer.iter().all(|sum| sum.is_finite()) {
+            let iteration = iterations.len() + 1;
+            return Err(KMeansError::Overflow { iteration });
+        }
         let (moved, gained) = update(&mut centroids, &buffer);
         converged = moved <= options.epsilon;
         iterations.push(KMeansIteration {
@@ -97,6 +102,10 @@ pub fn fit(
     for (index, iteration) in iterations.iter_mut().enumerate() {
         iteration.inertia = all_inertia.iter().skip(index).step_by(count).sum();
         iteration.inertia_after += iteration.inertia;
+        if !iteration.inertia_after.is_finite() {
+            let iteration = index + 1;
+            return Err(KMeansError::Overflow { iteration });
+        }
     }
     let clusters = buffer.chunks_exact(start.columns() + 1);
     Ok(KMeansFit {
