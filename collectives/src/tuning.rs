@@ -102,24 +102,25 @@ pub fn crossover(small: &Cost, large: &Cost) -> Option<usize> {
 /// What `auto` goes by where nothing else was measured: threads over channels.
 ///
 /// By `bench crossover` on two cores of an AMD EPYC, ranks pinned, shortest times of
-/// several interleaved rounds from 1 KiB to 16 MiB, 2026-11-30. Eight ranks cross from
-/// tree to ring at about 225 KiB, four at 130 KiB; halving is level with the ring or ahead.
+/// several interleaved rounds from 1 KiB to 16 MiB, 2026-11-30. The ring overtakes the tree
+/// at 4 KiB among two ranks, at 110 KiB among four and at 260 KiB among eight; halving is
+/// level with the ring, or ahead.
 pub const MEASURED: &[Cost] = &[
-    all_reduce(2, Algorithm::Naive, 0.72, 0.1150),
-    all_reduce(2, Algorithm::Tree, 0.85, 0.0524),
-    all_reduce(2, Algorithm::Ring, 0.82, 0.0369),
-    all_reduce(2, Algorithm::Halving, 0.79, 0.0367),
-    all_reduce(2, Algorithm::Direct, 0.85, 0.0652),
-    all_reduce(4, Algorithm::Naive, 6.71, 0.2991),
-    all_reduce(4, Algorithm::Tree, 7.05, 0.2097),
-    all_reduce(4, Algorithm::Ring, 15.74, 0.1428),
-    all_reduce(4, Algorithm::Halving, 9.93, 0.1181),
-    all_reduce(4, Algorithm::Direct, 25.81, 0.2230),
-    all_reduce(8, Algorithm::Naive, 15.18, 0.7827),
-    all_reduce(8, Algorithm::Tree, 22.93, 0.6566),
-    all_reduce(8, Algorithm::Ring, 73.71, 0.4310),
-    all_reduce(8, Algorithm::Halving, 34.88, 0.4176),
-    all_reduce(8, Algorithm::Direct, 110.84, 0.8199),
+    all_reduce(2, Algorithm::Naive, 0.84, 0.1194),
+    all_reduce(2, Algorithm::Tree, 0.94, 0.0607),
+    all_reduce(2, Algorithm::Ring, 0.98, 0.0361),
+    all_reduce(2, Algorithm::Halving, 0.91, 0.0358),
+    all_reduce(2, Algorithm::Direct, 0.98, 0.0637),
+    all_reduce(4, Algorithm::Naive, 6.87, 0.3192),
+    all_reduce(4, Algorithm::Tree, 7.77, 0.2232),
+    all_reduce(4, Algorithm::Ring, 16.16, 0.1423),
+    all_reduce(4, Algorithm::Halving, 10.19, 0.1181),
+    all_reduce(4, Algorithm::Direct, 26.35, 0.2219),
+    all_reduce(8, Algorithm::Naive, 15.40, 0.8114),
+    all_reduce(8, Algorithm::Tree, 24.76, 0.6862),
+    all_reduce(8, Algorithm::Ring, 73.64, 0.4611),
+    all_reduce(8, Algorithm::Halving, 35.99, 0.4164),
+    all_reduce(8, Algorithm::Direct, 107.89, 0.8201),
 ];
 
 const fn all_reduce(
