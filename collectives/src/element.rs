@@ -6,6 +6,10 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 /// How the elements of all ranks become one.
+///
+/// Floats follow IEEE 754 whatever the algorithm: a NaN on any rank gives NaN, and so do
+/// infinities of both signs in a sum, or an infinity and a zero in a product; which of
+/// several NaNs is not promised. All ranks get the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]

@@ -93,20 +93,24 @@ fn every_call_may_be_work() {
             1 => None,
             _ => Some(stream.recv(0, vec![0u64; 4])),
         };
-        let sendrecv = stream.run(move |communicator| {
-            let place = communicator.place();
-            let mut take = [-1];
-            communicator.sendrecv(place.up(1), &[place.rank as i32], place.down(1), &mut take)?;
-            Ok(take)
-        });
-        let with = stream.run(|communicator| {
-            let mut most = [communicator.rank() as u32];
-            communicator.all_reduce_with(&mut most, |a, b| a.max(b))?;
-            Ok(most)
-        });
-        let object =
-            stream.run(|communicator| communicator.all_gather_object(&communicator.rank()));
-        let group = stream.run(|communicator| communicator.split(Some(0), 0));
+        let gather_v = stream.gather_v(
+            vec![rank as u8; counts()[rank]],
+            counts(),
+            { if rank == 0 { vec![9u8; 3] } else { vec![] } },
+            0,
+        );
+        let parts: Vec<i64> = if rank == 1 { vec![4, 5, 6] } else { vec![] };
+        let scatter_v = stream.scatter_v(parts, counts(), vec![0i64; counts()[rank]], 1);
+        // Rank r gives each rank r elements.
+        let give = vec![rank as f64; 3 * rank];
+        let all_to_all_v = stream.all_to_all_v(give, vec![rank; 3], vec![-1f64; 3], vec![0, 1, 2]);
+        let place = stream.place();
+        let sendrecv = stream.sendrecv(place.up(1), [rank as i32], place.down(1), [-1]);
+        let with = stream.all_reduce_with([rank as u32], |a: u32, b| a.max(b));
+        let object = stream.all_gather_object(rank);
+        let told = stream.broadcast_object((rank == 2).then(|| "two".to_owned()), 2);
+        let split = stream.split(Some(0), 0);
+        let group = stream.new_group(vec![2, 0]);
 
         assert_eq!(all_gather_v.wait().unwrap(), [0.0, 2.0, 2.0]);
         let sums = reduce_scatter_v.wait().unwrap();
@@ -125,8 +129,21 @@ fn every_call_may_be_work() {
         assert_eq!(sendrecv.wait().unwrap(), [(rank as i32 + 2) % 3]);
         assert_eq!(with.wait().unwrap(), [2]);
         assert_eq!(object.wait().unwrap(), [0, 1, 2]);
+        assert_eq!(told.wait().unwrap(), "two");
+        let gathered = gather_v.wait().unwrap();
+        assert!(rank != 0 || gathered == [0, 2, 2]);
+        assert_eq!(
+            scatter_v.wait().unwrap(),
+            [4, 5, 6][[0..1, 1..1, 1..3][rank].clone()]
+        );
+        assert_eq!(all_to_all_v.wait().unwrap(), [1.0, 2.0, 2.0]);
+        let group = group.wait().unwrap();
+        assert_eq!(
+            group.map(|group| group.rank()),
+            [Some(1), None, Some(0)][rank]
+        );
         // The group has a stream of its own, beside that of its world.
-        let group = CommStream::new(group.wait().unwrap().unwrap()).unwrap();
+        let group = CommStream::new(split.wait().unwrap().unwrap()).unwrap();
         let (sum, barrier) = (group.all_reduce([1u64], ReduceOp::Sum), stream.barrier());
         assert_eq!(sum.wait().unwrap(), [3]);
         barrier.wait().unwrap();

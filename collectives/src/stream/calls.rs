@@ -262,4 +262,14 @@ impl CommStream {
     {
         self.run(move |comm| comm.all_gather_object(&value))
     }
+
+    /// Starts the making of a [group](Communicator::new_group) of `ranks`.
+    pub fn new_group(&self, ranks: Vec<usize>) -> Work<Option<Communicator>> {
+        self.run(move |comm| comm.new_group(&ranks))
+    }
+
+    /// Starts a [split](Communicator::split) into groups by `color`.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Work<Option<Communicator>> {
+        self.run(move |comm| comm.split(color, key))
+    }
 }
