@@ -96,7 +96,7 @@ fn every_call_may_be_work() {
         let gather_v = stream.gather_v(
             vec![rank as u8; counts()[rank]],
             counts(),
-            { if rank == 0 { vec![9u8; 3] } else { vec![] } },
+            if rank == 0 { vec![9u8; 3] } else { vec![] },
             0,
         );
         let parts: Vec<i64> = if rank == 1 { vec![4, 5, 6] } else { vec![] };
