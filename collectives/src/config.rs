@@ -54,7 +54,8 @@ pub struct CommunicatorConfig {
     pub segment_kb: usize,
     /// Whether every sum is the one tree over ranks, whatever the algorithm: the
     /// same bits for all of them. The first pass of a ring, and of halving among
-    /// ranks that are no power of two, is then the direct exchange.
+    /// ranks that are no power of two, is then the direct exchange. Every NaN is then
+    /// the one NaN.
     pub deterministic: bool,
     /// The least elements of an all_reduce that `direct` gives to one owner. With
     /// 4096 it cuts buffers as Alink does.
@@ -167,6 +168,16 @@ impl CommunicatorConfig {
                 "0".to_owned(),
                 "at least 1 element is needed",
             );
+        }
+        for cost in &self.tuning {
+            for (key, value) in [
+                ("tuning.alpha_us", cost.alpha_us),
+                ("tuning.beta_us_per_kib", cost.beta_us_per_kib),
+            ] {
+                if !(value.is_finite() && value >= 0.0) {
+                    return refuse(key, value.to_string(), "a finite time from 0 on is needed");
+                }
+            }
         }
         let mut choices = vec![("algorithm", &self.algorithm)];
         choices.extend(

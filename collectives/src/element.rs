@@ -129,6 +129,10 @@ pub trait Element: Pod + Send + Sync + fmt::Debug + PartialEq + sealed::Sealed {
 
     /// Divides each element by `count`; integers are left as they are.
     fn divide(elements: &mut [Self], count: usize);
+
+    /// Makes every NaN the one NaN: whose bits a sum of two keeps depends on who was
+    /// folded first. Integers are left as they are.
+    fn settle(elements: &mut [Self]);
 }
 
 mod sealed {
@@ -144,6 +148,7 @@ trait Pair: Sized {
     fn larger(self, other: Self) -> Self;
     fn bits(op: ReduceOp, this: Self, other: Self) -> Self;
     fn divided(self, count: usize) -> Self;
+    fn settled(self) -> Self;
 }
 
 macro_rules! integers {
@@ -161,6 +166,7 @@ macro_rules! integers {
                 }
             }
             fn divided(self, _count: usize) -> Self { self }
+            fn settled(self) -> Self { self }
         }
     )*};
 }
@@ -191,6 +197,7 @@ macro_rules! floats {
                 let divided: fn(Self, usize) -> Self = $divided;
                 divided(self, count)
             }
+            fn settled(self) -> Self { if self.is_nan() { Self::NAN } else { self } }
         }
     )*};
 }
@@ -260,6 +267,10 @@ macro_rules! elements {
 
                 fn divide(elements: &mut [Self], count: usize) {
                     elements.iter_mut().for_each(|x| *x = x.divided(count));
+                }
+
+                fn settle(elements: &mut [Self]) {
+                    elements.iter_mut().for_each(|x| *x = x.settled());
                 }
             }
         )*

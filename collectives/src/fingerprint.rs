@@ -131,6 +131,9 @@ pub struct Fingerprint {
     pub algorithm: Option<Route>,
     /// The most elements in one message.
     pub segment: usize,
+    /// The number of the message between these two ranks, from 1, where it travels with
+    /// one; else 0. Where one is lost, the next does not land in its place.
+    pub message: u64,
 }
 
 impl Fingerprint {
@@ -155,6 +158,7 @@ impl Fingerprint {
             ("the algorithm", self.algorithm != other.algorithm),
             ("the segment size", self.segment != other.segment),
             ("the calls before", self.history != other.history),
+            ("the message", self.message != other.message),
         ]
         .into_iter()
         .find_map(|(field, differs)| differs.then_some(field))

@@ -131,10 +131,11 @@ impl Rank {
             return false;
         };
         if let Some(send) = step.send {
-            self.leaves = self.leaves.max(self.clock) + link.transfer(send.range.len() * size);
+            let transfer = link.transfer(send.range.len() * size);
+            self.leaves = self.leaves.max(self.clock).saturating_add(transfer);
             lanes
                 .between(number, send.to)
-                .push_back(self.leaves + link.latency);
+                .push_back(self.leaves.saturating_add(link.latency));
         }
         self.waiting = step.recv.map(|recv| recv.from);
         true

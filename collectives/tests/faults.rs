@@ -1,5 +1,6 @@
 //! Every fault provoked: each rank gets an error that names the ranks at fault.
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Barrier,
         mpsc::{Receiver, Sender, channel},
@@ -1072,4 +1073,27 @@ fn errors_are_plain_values() {
         );
         assert!(!error.is_secondary());
     });
+}
+
+#[test]
+fn an_operator_that_panics_wakes_the_others_even_if_the_panic_is_caught() {
+    for (algorithm, world) in everywhere(&[2, 3, 4]) {
+        let start = Instant::now();
+        let errors = each_rank(world, &by(algorithm), |mut communicator| {
+            let call = catch_unwind(AssertUnwindSafe(|| {
+                // Every rank folds somewhere; whoever does is at fault.
+                communicator.all_reduce_with(&mut [1u32; 64], |_, _| panic!("no such sum"))
+            }));
+            (call.is_err(), communicator.barrier().unwrap_err())
+        });
+        assert!(errors.iter().any(|(panicked, _)| *panicked));
+        for (rank, (panicked, error)) in errors.iter().enumerate() {
+            assert!(error.to_string().contains("panicked"), "{error}");
+            match panicked {
+                true => assert_eq!(error.ranks(), [rank], "{error}"),
+                false => assert!(error.ranks().iter().all(|&rank| errors[rank].0), "{error}"),
+            }
+        }
+        assert!(start.elapsed() < PROMPT);
+    }
 }

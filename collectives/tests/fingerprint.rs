@@ -26,10 +26,19 @@ fn any_fingerprint() -> impl Strategy<Value = Fingerprint> {
         select(DType::ALL),
         (0usize..3, 0u64..2),
         proptest::option::of((select(Algorithm::ALL), select(Algorithm::ALL))),
-        1usize..3,
+        (1usize..3, 0u64..3),
     )
         .prop_map(
-            |((seq, history), collective, op, root, dtype, (len, terms), route, segment)| {
+            |(
+                (seq, history),
+                collective,
+                op,
+                root,
+                dtype,
+                (len, terms),
+                route,
+                (segment, message),
+            )| {
                 Fingerprint {
                     seq,
                     history,
@@ -43,6 +52,7 @@ fn any_fingerprint() -> impl Strategy<Value = Fingerprint> {
                     },
                     algorithm: route.map(|(reduce, spread)| Route { reduce, spread }),
                     segment,
+                    message,
                 }
             },
         )
@@ -78,6 +88,7 @@ proptest! {
             ("the algorithm", Fingerprint { algorithm: b.algorithm, ..a }),
             ("the segment size", Fingerprint { segment: b.segment, ..a }),
             ("the calls before", Fingerprint { history: b.history, ..a }),
+            ("the message", Fingerprint { message: b.message, ..a }),
         ];
         for (field, other) in changed {
             prop_assert_eq!(a.difference(&other), (a != other).then_some(field));

@@ -266,3 +266,32 @@ fn a_16_bit_mean_is_divided_before_it_is_rounded() {
         });
     }
 }
+
+#[test]
+fn ordered_sums_have_one_nan() {
+    for world in WORLDS {
+        for op in OPS {
+            let mut first = None;
+            for &algorithm in Algorithm::ALL {
+                let sums = each_rank(world, &ordered(algorithm), |mut communicator| {
+                    let odd = [
+                        f32::NAN,
+                        -f32::NAN,
+                        f32::from_bits(0x7fc1_2345),
+                        f32::INFINITY,
+                        f32::NEG_INFINITY,
+                        f32::from_bits(0xffc5_4321),
+                    ];
+                    let rank = communicator.rank();
+                    let mut buffer: Vec<_> = (0..37).map(|i| odd[(i + 3 * rank) % 6]).collect();
+                    communicator.all_reduce(&mut buffer, op).unwrap();
+                    bits(&buffer)
+                });
+                for sum in sums {
+                    let first = first.get_or_insert_with(|| sum.clone());
+                    assert_eq!(&sum, first, "{algorithm} {op} {world} ranks");
+                }
+            }
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::{
 };
 
 use collectives::{
-    Algorithm, Collective, Communicator, CommunicatorConfig, DType, Partition, Parts, Place,
+    Algorithm, Collective, Communicator, CommunicatorConfig, DType, Error, Partition, Parts, Place,
     ReduceOp, Route, Shape, simulated,
     transport::{Delayed, Faults, Faulty, Link, Local},
 };
@@ -276,10 +276,39 @@ fn a_deadline_holds_on_links_that_are_slower_than_it() {
     let config = by(Algorithm::Ring).with_timeout(Duration::from_millis(200));
     let start = Instant::now();
     let mesh = Delayed::mesh(Local::mesh(2), never);
-    // What is under way arrives with the deadline at the latest: no wait outlasts it.
+    // No wait outlasts it, and what would have come later has not come.
     each_over(mesh, &config, |mut communicator| {
-        let outcome = communicator.all_reduce(&mut [1f32; 4], ReduceOp::Sum);
-        drop(outcome);
+        let other = 1 - communicator.rank();
+        let error = communicator
+            .all_reduce(&mut [1f32; 4], ReduceOp::Sum)
+            .unwrap_err();
+        assert!(error.to_string().contains("nothing came within"), "{error}");
+        assert!(error.ranks().contains(&other) || matches!(error, Error::Aborted { .. }));
     });
     assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_link_that_cannot_be_is_one_on_which_nothing_arrives() {
+    let config = by(Algorithm::Ring).with_timeout(Duration::from_millis(50));
+    for bytes_per_second in [0.0, -1.0, f64::NAN, 1e-300] {
+        let link = Link {
+            latency: Duration::MAX,
+            bytes_per_second,
+        };
+        assert_eq!(link.transfer(0), Duration::ZERO);
+        assert_eq!(link.transfer(1), Duration::MAX);
+        each_over(
+            Delayed::mesh(Local::mesh(2), link),
+            &config,
+            |mut communicator| {
+                communicator
+                    .all_reduce(&mut [1f32; 4], ReduceOp::Sum)
+                    .unwrap_err();
+            },
+        );
+        let shape = shape(Collective::AllReduce, 2, 4);
+        let time = simulated::time(Algorithm::Ring.into(), &shape, link);
+        assert_eq!(time, Duration::MAX);
+    }
 }

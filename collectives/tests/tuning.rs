@@ -223,3 +223,20 @@ fn one_size_alone_gives_a_cost_without_slope() {
     let found = Cost::fit(Collective::AllReduce, 2, Algorithm::Tree, &[(1024, 8.0)]);
     assert_eq!((found.alpha_us, found.beta_us_per_kib), (8.0, 0.0));
 }
+
+#[test]
+fn costs_that_cannot_be_are_refused_by_name() {
+    for odd in [f64::NAN, -f64::NAN, f64::INFINITY, -1.0] {
+        for (key, cost) in [
+            ("tuning.alpha_us", cost(2, Algorithm::Naive, odd, 1.0)),
+            (
+                "tuning.beta_us_per_kib",
+                cost(2, Algorithm::Naive, 1.0, odd),
+            ),
+        ] {
+            let config = CommunicatorConfig::new().with_tuning(vec![cost]);
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{key} = ")), "{error}");
+        }
+    }
+}

@@ -132,7 +132,14 @@ fn a_command_that_cannot_be_says_what_is_allowed() {
         ("gather --algorithm ring", "leave out --algorithm"),
         ("sendrecv --ranks 1", "at least 2 ranks"),
         ("crossover --collective gather", "reduce_scatter"),
+        ("crossover -b 4K -e 1K", "-b must not be above -e"),
+        ("crossover --out picture.svg", "not .svg"),
         ("simulate --beta 0", "above 0"),
+        ("simulate --beta 1e-300", "above 0"),
+        (
+            "all_reduce --transport delayed:0:1e-300",
+            "delayed:LATENCY_US:GBIT",
+        ),
         ("median", "all_reduce"),
     ] {
         let said = complaint(&words.split(' ').collect::<Vec<_>>());
@@ -307,4 +314,32 @@ fn the_recording_is_verified() {
             "{words:?}"
         );
     }
+}
+
+#[test]
+fn more_calls_than_can_be_counted_are_refused() {
+    let most = usize::MAX.to_string();
+    for flag in ["-n", "-w"] {
+        assert_eq!(
+            code(&["all_reduce", "-b", "1K", "-e", "1K", flag, &most]),
+            Some(2)
+        );
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn lines_that_cannot_be_written_are_an_error() {
+    let words = ["all_reduce", "-b", "1K", "-e", "1K", "-n", "1"];
+    let output = bench(&[&words[..], &["-J", "/dev/full"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write /dev/full"));
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let output = Command::new(env!("CARGO_BIN_EXE_bench"))
+        .args(words)
+        .stdout(full.expect("there is one"))
+        .output()
+        .expect("the program runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write standard output"));
 }

@@ -10,6 +10,7 @@ mod planned;
 use std::{
     fmt,
     ops::{Deref, DerefMut, Range},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -21,6 +22,7 @@ use crate::{
     board::Fate,
     error::{At, Late},
     executor::Aside,
+    launch::panic_message,
     stats::Key,
     transport::{Counted, Ticket, Transport, Trouble},
 };
@@ -226,7 +228,12 @@ impl Communicator {
             link: &mut self.link,
             scratch: &mut self.scratch,
         };
-        carry_out(tools).map_err(|trouble| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| carry_out(tools)));
+        let outcome = outcome.unwrap_or_else(|panic| {
+            self.panicked(panic_message(panic.as_ref()));
+            resume_unwind(panic)
+        });
+        outcome.map_err(|trouble| {
             let error = self.explain(trouble, ticket.expected);
             self.stop(error)
         })?;
@@ -252,6 +259,7 @@ impl Communicator {
             call,
             algorithm,
             segment: self.segment(call),
+            message: 0,
         }
     }
 
@@ -405,6 +413,20 @@ impl Communicator {
         ))
     }
 
+    /// The caller's operator has panicked in a call. The others wake now, and not when
+    /// this communicator is dropped or the deadline has passed: the caller may catch it.
+    fn panicked(&mut self, message: String) {
+        let error = Error::GaveUp {
+            place: self.place(),
+            group: self.group.clone(),
+            reason: format!("its operator panicked: {message}"),
+        };
+        self.poison.get_or_insert(error);
+        let rank = self.rank();
+        self.board().end(rank, Fate::Panicked);
+        self.link.close();
+    }
+
     /// Poisons this communicator, tells the others why, and closes the links so
     /// that those who wait here wake. Returns what every call fails with.
     fn stop(&mut self, error: Error) -> Error {
@@ -418,17 +440,22 @@ impl Communicator {
 }
 
 fn mismatch(at: At, peer: usize, mine: Fingerprint, theirs: Fingerprint) -> Error {
+    // Of two calls only one may have come with a message.
+    let alike = Fingerprint {
+        message: theirs.message,
+        ..mine
+    };
     Error::Mismatch {
         at,
         peer,
-        field: mine.difference(&theirs).unwrap_or("what came between"),
+        field: alike.difference(&theirs).unwrap_or("what came between"),
         mine: Box::new(mine),
         theirs: Box::new(theirs),
     }
 }
 
 /// `start + timeout`, or a time that does not come where that overflows.
-fn after(start: Instant, timeout: Duration) -> Instant {
+pub(crate) fn after(start: Instant, timeout: Duration) -> Instant {
     const AGES: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     start.checked_add(timeout.min(AGES)).unwrap_or(start)
 }

@@ -284,6 +284,10 @@ impl Communicator {
             widens: call.widens(),
         };
         let route = Route::new(self.config.pick(&call, shape.place.world), &shape);
+        let settles = shape.deterministic
+            && shape.place.world > 1
+            && call.op.is_some()
+            && T::DTYPE.is_float();
         let ticket = self.begin(call, route)?;
         route.plan(&shape, &mut self.plan);
         self.run(ticket, route.traffic(&shape), |tools| {
@@ -310,6 +314,9 @@ impl Communicator {
                 if !plan.folds_aside() {
                     folds.complete(&mut buffer[plan.owned.clone()]);
                 }
+            }
+            if settles {
+                T::settle(&mut buffer[plan.owned.clone()]);
             }
             executor::run(&plan.spread, buffer, folds, ticket, link, aside)
         })

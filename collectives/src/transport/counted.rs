@@ -4,7 +4,8 @@ use std::sync::Arc;
 use super::{Incoming, Outgoing, Ticket, Transport, Trouble};
 use crate::{Board, Place};
 
-/// Any transport, with every payload byte and message counted once it has passed.
+/// Any transport, with every payload byte and message counted once it has passed, and
+/// messages numbered, so that a lost one is missed.
 #[derive(Debug)]
 pub struct Counted<T> {
     inner: T,
@@ -67,7 +68,14 @@ impl<T: Transport> Transport for Counted<T> {
     ) -> Result<(), Trouble> {
         let out = send.as_ref().map(|send| (send.to, send.bytes.len()));
         let back = recv.as_ref().map(|recv| (recv.from, recv.len));
-        self.inner.exchange(ticket, send, recv)?;
+        let mut ticket = *ticket;
+        if let Some((to, _)) = out {
+            ticket.fingerprint.message = self.sent[to].messages + 1;
+        }
+        if let Some((from, _)) = back {
+            ticket.expected.message = self.received[from].messages + 1;
+        }
+        self.inner.exchange(&ticket, send, recv)?;
         if let Some((to, bytes)) = out {
             self.sent[to].add(bytes);
         }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{Incoming, Link, Outgoing, Ticket, Transport, Trouble};
-use crate::{Board, Place};
+use crate::{Board, Place, communicator::after};
 
 /// Any transport, over links of a given latency and bandwidth.
 ///
@@ -96,16 +96,19 @@ impl<T: Transport> Transport for Delayed<T> {
     ) -> Result<(), Trouble> {
         let rank = self.place().rank;
         if let Some(out) = &send {
-            self.leaves = self.leaves.max(Instant::now()) + self.link.transfer(out.bytes.len());
-            let arrives = self.leaves + self.link.latency;
+            let free = self.leaves.max(Instant::now());
+            self.leaves = after(free, self.link.transfer(out.bytes.len()));
+            let arrives = after(self.leaves, self.link.latency);
             self.under_way.lane(rank, out.to).push_back(arrives);
         }
         let Some(Incoming { from, len, land }) = recv else {
             return self.inner.exchange(ticket, send, None);
         };
         let under_way = self.under_way.clone();
+        let mut in_time = true;
         let mut land_late = |bytes: &[u8]| {
             if let Some(arrives) = under_way.lane(from, rank).pop_front() {
+                in_time = arrives <= ticket.deadline;
                 wait_until(arrives.min(ticket.deadline));
             }
             land(bytes);
@@ -115,7 +118,11 @@ impl<T: Transport> Transport for Delayed<T> {
             len,
             land: &mut land_late,
         };
-        self.inner.exchange(ticket, send, Some(recv))
+        self.inner.exchange(ticket, send, Some(recv))?;
+        match in_time {
+            true => Ok(()),
+            false => Err(Trouble::Silent { peer: from }),
+        }
     }
 
     /// The group's links are as slow, and its own: it does not share a rank's bandwidth

@@ -1,5 +1,9 @@
 //! Faults on purpose: what a network does on a bad day, from a seed.
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::{Incoming, Outgoing, Ticket, Transport, Trouble};
 use crate::{Board, Place};
@@ -32,7 +36,7 @@ pub struct Faults {
     pub after: u64,
     /// How often an exchange begins late.
     pub delay: f64,
-    /// How late at most.
+    /// How late at most; never past the deadline of the call.
     pub longest: Duration,
     /// How often what is sent is lost.
     pub drop: f64,
@@ -93,7 +97,9 @@ impl<T: Transport> Transport for Faulty<T> {
             return self.inner.exchange(ticket, send, recv);
         }
         if delay < faults.delay {
-            thread::sleep(faults.longest.mul_f64(share));
+            // No longer than the call may take: a fault must not outlast the deadline.
+            let left = ticket.deadline.saturating_duration_since(Instant::now());
+            thread::sleep(faults.longest.mul_f64(share).min(left));
         }
         if cut < faults.cut {
             self.inner.close();

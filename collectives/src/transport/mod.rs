@@ -73,9 +73,13 @@ pub struct Link {
 }
 
 impl Link {
-    /// The time in which `bytes` leave.
+    /// The time in which `bytes` leave; [`Duration::MAX`] if they never do.
     pub fn transfer(&self, bytes: usize) -> Duration {
-        Duration::from_secs_f64(bytes as f64 / self.bytes_per_second)
+        match bytes {
+            0 => Duration::ZERO,
+            _ => Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second)
+                .unwrap_or(Duration::MAX),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use collectives::Collective;
 
 use super::{
     BenchError, CrossoverFlags, LimitFlags, SimulateFlags, SweepFlags, VerifyFlags, crossover,
-    limit, simulate, sweep, verify,
+    limit, output::all_written, simulate, sweep, verify,
 };
 
 /// Measures and verifies the collectives, with nccl-tests' options and columns.
@@ -80,7 +80,7 @@ pub fn parse() -> BenchCli {
 ///
 /// What stopped it; [`BenchError::exit_code`] has the code to end with.
 pub fn run(cli: &BenchCli) -> Result<bool, BenchError> {
-    match &cli.verb {
+    let good = match &cli.verb {
         Verb::AllReduce(flags) => sweep(Collective::AllReduce, flags),
         Verb::Reduce(flags) => sweep(Collective::Reduce, flags),
         Verb::Broadcast(flags) => sweep(Collective::Broadcast, flags),
@@ -94,5 +94,7 @@ pub fn run(cli: &BenchCli) -> Result<bool, BenchError> {
         Verb::Crossover(flags) => crossover(flags),
         Verb::Limit(flags) => limit(flags),
         Verb::Simulate(flags) => simulate(flags),
-    }
+    }?;
+    all_written()?;
+    Ok(good)
 }

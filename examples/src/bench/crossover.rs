@@ -62,6 +62,17 @@ struct TuningFile<'a> {
 /// [`BenchError::Usage`] if the flags do not go together.
 pub fn crossover(flags: &CrossoverFlags) -> Result<bool, BenchError> {
     flags.ranks.as_threads()?;
+    let (first, last) = (flags.min_bytes, flags.max_bytes);
+    if first.0.max(DType::F32.size()) > last.0 {
+        return Err(BenchError::usage(format!(
+            "no sizes from {first} up to {last}: -b must not be above -e, nor -e below 4 bytes"
+        )));
+    }
+    if flags.out.extension().is_some_and(|end| end == "svg") {
+        return Err(BenchError::usage(
+            "--out is the tuning file, and not .svg: the picture beside it has that name",
+        ));
+    }
     let mut out = Output::new(flags.json.as_deref())?;
     let mut spots = spots(flags);
     let what = format!(

@@ -76,6 +76,9 @@ pub fn measure(
     setting: &Setting,
     contenders: &[CommunicatorConfig],
 ) -> Result<Vec<Measured>, BenchError> {
+    if setting.warm_up.checked_add(setting.iterations).is_none() {
+        return Err(BenchError::usage("-n and -w: nobody counts so many calls"));
+    }
     let records = ranks::run(
         setting,
         contenders,

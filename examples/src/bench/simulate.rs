@@ -41,7 +41,9 @@ pub struct SimulateFlags {
 /// [`BenchError::Usage`] if there is no such link.
 pub fn simulate(flags: &SimulateFlags) -> Result<bool, BenchError> {
     let link = link(flags.alpha, flags.beta).ok_or_else(|| {
-        BenchError::usage("--alpha needs microseconds from 0 on, --beta Gbit/s above 0")
+        BenchError::usage(
+            "--alpha needs microseconds from 0 on, --beta Gbit/s above 0, 1e-9 at least",
+        )
     })?;
     let out = Output::new(None)?;
     if flags.check {

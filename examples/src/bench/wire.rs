@@ -29,7 +29,8 @@ impl Wire {
 /// A link of `latency_us` microseconds and `gbit` gigabits a second.
 pub(super) fn link(latency_us: f64, gbit: f64) -> Option<Link> {
     let latency = Duration::try_from_secs_f64(latency_us * 1e-6).ok()?;
-    (gbit.is_finite() && gbit > 0.0).then_some(Link {
+    // One bit a second is slow enough, and a GiB then still leaves in a time that can be told.
+    (gbit.is_finite() && gbit >= 1e-9).then_some(Link {
         latency,
         bytes_per_second: gbit * 1e9 / 8.0,
     })
