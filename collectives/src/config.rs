@@ -170,6 +170,13 @@ impl CommunicatorConfig {
             );
         }
         for cost in &self.tuning {
+            if cost.ranks == 0 {
+                return refuse(
+                    "tuning.ranks",
+                    "0".to_owned(),
+                    "at least one rank is needed",
+                );
+            }
             for (key, value) in [
                 ("tuning.alpha_us", cost.alpha_us),
                 ("tuning.beta_us_per_kib", cost.beta_us_per_kib),

@@ -110,6 +110,9 @@ impl fmt::Display for Call {
         if let Some(root) = self.root {
             write!(f, ", root {root}")?;
         }
+        if self.terms != 0 {
+            write!(f, ", terms {:08x}", self.terms as u32)?;
+        }
         Ok(())
     }
 }
@@ -174,6 +177,9 @@ impl fmt::Display for Fingerprint {
                 ", by {algorithm} in segments of {} elements",
                 self.segment
             )?;
+        }
+        if self.message > 0 {
+            write!(f, ", message {}", self.message)?;
         }
         Ok(())
     }
