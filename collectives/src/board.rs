@@ -30,7 +30,10 @@ const REMEMBERED: usize = 64;
 #[repr(align(128))]
 #[derive(Debug)]
 struct Seat {
+    /// The number of the last collective begun; written after `digest`.
     entered: AtomicU64,
+    /// Its digest.
+    digest: AtomicU64,
     recent: Mutex<VecDeque<Fingerprint>>,
     /// With its place in the order of all ends.
     fate: OnceLock<(u64, Fate)>,
@@ -40,6 +43,7 @@ impl Seat {
     fn new() -> Self {
         Self {
             entered: AtomicU64::new(0),
+            digest: AtomicU64::new(0),
             recent: Mutex::new(VecDeque::with_capacity(REMEMBERED)),
             fate: OnceLock::new(),
         }
@@ -87,7 +91,15 @@ impl Board {
 
     /// `rank` begins a collective. Gives a rank that has begun it too, as another call,
     /// and what it called: of two that differ, the later one finds out.
-    pub(crate) fn enter(&self, rank: usize, call: Fingerprint) -> Option<(usize, Fingerprint)> {
+    ///
+    /// `digest` is the call's. Where all agree this reads a word of each rank and takes
+    /// no lock but this rank's own.
+    pub(crate) fn enter(
+        &self,
+        rank: usize,
+        call: Fingerprint,
+        digest: u64,
+    ) -> Option<(usize, Fingerprint)> {
         let seat = &self.seats[rank];
         let mut recent = seat.recent();
         if recent.len() == REMEMBERED {
@@ -95,12 +107,22 @@ impl Board {
         }
         recent.push_back(call);
         drop(recent);
+        seat.digest.store(digest, Ordering::Relaxed);
         // Sequentially consistent, so that of two ranks one sees the other.
         seat.entered.store(call.seq, Ordering::SeqCst);
+        let in_doubt = |peer: &usize| {
+            let Seat {
+                entered,
+                digest: theirs,
+                ..
+            } = &self.seats[*peer];
+            // A peer that goes on meanwhile shows another digest, and is looked up.
+            *peer != rank
+                && entered.load(Ordering::SeqCst) >= call.seq
+                && theirs.load(Ordering::Relaxed) != digest
+        };
         (0..self.seats.len())
-            .filter(|&peer| {
-                peer != rank && self.seats[peer].entered.load(Ordering::SeqCst) >= call.seq
-            })
+            .filter(in_doubt)
             .filter_map(|peer| Some((peer, self.call(peer, call.seq)?)))
             .find(|(_, theirs)| *theirs != call)
     }

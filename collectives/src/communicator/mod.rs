@@ -196,7 +196,8 @@ impl Communicator {
             ..self.fingerprint(call, self.issued, Some(algorithm))
         };
         self.history = fingerprint.digest();
-        if let Some((peer, theirs)) = self.board().enter(self.rank(), fingerprint) {
+        let (rank, digest) = (self.rank(), self.history);
+        if let Some((peer, theirs)) = self.board().enter(rank, fingerprint, digest) {
             let error = mismatch(self.at(fingerprint), peer, fingerprint, theirs);
             return Err(self.stop(error));
         }
