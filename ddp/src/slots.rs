@@ -105,8 +105,10 @@ impl Slots {
         let Some(&first) = ranks.first() else {
             return Ok(());
         };
-        let zero = share(&text, 0, communicator)?;
-        let other = share(&text, first, communicator)?;
+        let rank = communicator.rank();
+        let of = |root| (rank == root).then(|| text.clone());
+        let zero: String = communicator.broadcast_object(of(0), 0)?;
+        let other = communicator.broadcast_object(of(first), first)?;
         let lines = zero.lines().count().max(other.lines().count());
         let line = |text: &str, at| {
             text.lines()
@@ -124,16 +126,6 @@ impl Slots {
             other: line(&other, at),
         })
     }
-}
-
-/// The `text` of rank `root`, on every rank.
-fn share(text: &str, root: usize, communicator: &mut Communicator) -> Result<String> {
-    let mut len = [text.len() as u64];
-    communicator.broadcast(&mut len, root)?;
-    let mut bytes = text.as_bytes().to_vec();
-    bytes.resize(len[0] as usize, 0);
-    communicator.broadcast(&mut bytes, root)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// FNV-1a, 64 bits (Fowler, Noll, Vo; RFC 9923).
