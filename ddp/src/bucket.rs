@@ -1,8 +1,9 @@
 //! Buckets: gradients that travel together. Pure layout, no memory.
 //!
-//! Two facts ride along behind the gradients, so that they cost no collective of their own: the
-//! sample total and the weighted loss in the tail of the first bucket, and one count per slot of
-//! the ranks that used it in the tail of the last.
+//! Some facts ride along behind the gradients, so that they cost no collective of their own: the
+//! sample total and the weighted loss in the tail of the first bucket, and in the tail of the last
+//! one count per slot, of the backward passes that used it, and one of those that met something
+//! that is no number.
 use std::ops::Range;
 
 /// Element type of a gradient.
@@ -171,7 +172,7 @@ impl BucketPlan {
     pub fn elements(&self, bucket: usize) -> usize {
         let first = if bucket == 0 { TOTALS } else { 0 };
         let last = if bucket == self.len() - 1 {
-            self.slots()
+            self.slots() + 1
         } else {
             0
         };
@@ -196,9 +197,14 @@ impl BucketPlan {
         start..start + TOTALS
     }
 
-    /// Where the last bucket counts, per slot, the ranks that used it.
+    /// Where the last bucket counts, per slot, the backward passes that used it.
     pub fn used(&self) -> Range<usize> {
-        let end = self.elements(self.len() - 1);
+        let end = self.non_finite();
         end - self.slots()..end
+    }
+
+    /// Where the last bucket counts those with a gradient or a loss that is no number.
+    pub fn non_finite(&self) -> usize {
+        self.elements(self.len() - 1) - 1
     }
 }

@@ -2,7 +2,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bucket::Caps;
-use crate::{Error, Result};
+use crate::{Error, Hook, Result};
 
 /// How replicas exchange gradients. MB means 2^20 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,6 +18,20 @@ pub struct DdpConfig {
     /// parameters that follow each other. 0 takes the rungs out: gradients stay right, the
     /// overlap is gone.
     pub rung_stride: usize,
+    /// V micro-shards a global batch, for the same bits at every world size; 0 for none. See
+    /// [`accumulate`](crate::DistributedDataParallel::accumulate).
+    pub micro_shards: usize,
+    /// Largest norm over all mean gradients; above it they are scaled down. 0 for no limit.
+    pub max_grad_norm: f64,
+    /// Whether all ranks leave out a step in which a gradient of any of them is no number, or
+    /// take the numbers as they are.
+    pub skip_non_finite: bool,
+    /// What becomes of a bucket between the ranks.
+    pub comm_hook: Hook,
+    /// Whether rank 0's running state of BatchNorm goes to all ranks after every step.
+    pub broadcast_buffers: bool,
+    /// Steps between two comparisons of all replicas' values; 0 for none.
+    pub check_replicas_every: u64,
 }
 
 /// Twice what attention needs, about 30 operations from one parameter to the next, and still
@@ -31,6 +45,9 @@ pub struct DdpConfig {
 /// Burn's tape allocates once per unit of depth, which shows only in the second row.
 const RUNG_STRIDE: usize = 64;
 
+/// Sample counts stay exact in f32 up to here; see [`LIMBS`](crate::bucket::LIMBS).
+const MOST_SHARDS: usize = 4096;
+
 /// A rung costs as many operations; far more than this would look like a hang.
 const MOST_RUNG_STRIDE: usize = 1 << 16;
 
@@ -41,6 +58,12 @@ impl Default for DdpConfig {
             first_bucket_mb: 1.0,
             overlap: true,
             rung_stride: RUNG_STRIDE,
+            micro_shards: 0,
+            max_grad_norm: 0.0,
+            skip_non_finite: true,
+            comm_hook: Hook::AllReduce,
+            broadcast_buffers: true,
+            check_replicas_every: 0,
         }
     }
 }
@@ -85,7 +108,56 @@ impl DdpConfig {
         }
     }
 
-    /// Checks every setting.
+    /// Cuts each global batch into `shards` micro-shards: the same bits at every world size.
+    pub fn with_micro_shards(self, shards: usize) -> Self {
+        Self {
+            micro_shards: shards,
+            ..self
+        }
+    }
+
+    /// Limits the norm over all mean gradients.
+    pub fn with_max_grad_norm(self, norm: f64) -> Self {
+        Self {
+            max_grad_norm: norm,
+            ..self
+        }
+    }
+
+    /// Leaves out steps with gradients that are no numbers, or not.
+    pub fn with_skip_non_finite(self, skip: bool) -> Self {
+        Self {
+            skip_non_finite: skip,
+            ..self
+        }
+    }
+
+    /// Takes buckets through the ranks by one of this crate's hooks; for one of your own see
+    /// [`register_comm_hook`](crate::DistributedDataParallel::register_comm_hook).
+    pub fn with_comm_hook(self, hook: Hook) -> Self {
+        Self {
+            comm_hook: hook,
+            ..self
+        }
+    }
+
+    /// Sends rank 0's running state of BatchNorm to all ranks after every step, or not.
+    pub fn with_broadcast_buffers(self, broadcast: bool) -> Self {
+        Self {
+            broadcast_buffers: broadcast,
+            ..self
+        }
+    }
+
+    /// Compares all replicas' values after every `steps` steps.
+    pub fn with_check_replicas_every(self, steps: u64) -> Self {
+        Self {
+            check_replicas_every: steps,
+            ..self
+        }
+    }
+
+    /// Checks every setting that can be checked without a world.
     ///
     /// # Errors
     ///
@@ -94,12 +166,60 @@ impl DdpConfig {
         self.caps().map(drop)
     }
 
+    /// What must be the same on all ranks, a line each.
+    pub(crate) fn signature(&self) -> String {
+        let Self {
+            bucket_cap_mb,
+            first_bucket_mb,
+            // This rank's own affair.
+            overlap: _,
+            rung_stride: _,
+            micro_shards,
+            max_grad_norm,
+            skip_non_finite,
+            comm_hook,
+            broadcast_buffers,
+            check_replicas_every,
+        } = self;
+        format!(
+            "first_bucket_mb, bucket_cap_mb: {first_bucket_mb} {bucket_cap_mb}\n\
+             micro_shards: {micro_shards}\n\
+             max_grad_norm: {max_grad_norm}\n\
+             skip_non_finite: {skip_non_finite}\n\
+             comm_hook: {comm_hook:?}\n\
+             broadcast_buffers: {broadcast_buffers}\n\
+             check_replicas_every: {check_replicas_every}"
+        )
+    }
+
     pub(crate) fn caps(&self) -> Result<Caps> {
         if self.rung_stride > MOST_RUNG_STRIDE {
             return Err(Error::Config {
                 name: "rung_stride",
                 value: self.rung_stride.to_string(),
                 expected: "0 to 65536",
+            });
+        }
+        if self.micro_shards > MOST_SHARDS {
+            return Err(Error::Config {
+                name: "micro_shards",
+                value: self.micro_shards.to_string(),
+                expected: "0 to 4096",
+            });
+        }
+        if !(self.max_grad_norm.is_finite() && self.max_grad_norm >= 0.0) {
+            return Err(Error::Config {
+                name: "max_grad_norm",
+                value: self.max_grad_norm.to_string(),
+                expected: "a finite number, 0 or above",
+            });
+        }
+        if self.micro_shards > 0 && self.comm_hook != Hook::AllReduce {
+            return Err(Error::Config {
+                name: "comm_hook",
+                value: format!("{:?}", self.comm_hook),
+                expected: "all_reduce with micro_shards: rounding what each rank sends would give \
+                           other bits at other world sizes",
             });
         }
         let bytes = |name, mb: f64| {

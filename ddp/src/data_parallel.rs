@@ -3,20 +3,24 @@ use std::mem;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use burn::backend::TensorMetadata;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+use burn::tensor::{Device, Gradients, Tensor};
 use collectives::{CommStream, Communicator, Place, Stats};
 
 use crate::bucket::{BucketPlan, Caps};
-use crate::reducer::{Buffer, Progress, Reduced, Reducer};
+use crate::buffers::{self, Which};
+use crate::reducer::{Progress, Reduced, Reducer};
+use crate::shards::{Shards, Sum};
 use crate::slots::{self, Slots};
 use crate::tap::{Line, Tap};
-use crate::{DdpConfig, Error, Result, StepRecord};
+use crate::unpack;
+use crate::{
+    CommHook, DdpConfig, Error, Result, StepRecord, exact, exchange, norm, real, replicas,
+};
 
 impl DdpConfig {
     /// Makes this rank's replica of `module`. A collective call: every rank makes its own, at the
@@ -42,16 +46,19 @@ impl DdpConfig {
         mut communicator: Communicator,
     ) -> Result<DistributedDataParallel<M>> {
         let made = self.caps().and_then(|caps| {
-            let settings = format!("{} {}", self.first_bucket_mb, self.bucket_cap_mb);
-            let settings = format!("first_bucket_mb, bucket_cap_mb: {settings}");
-            let (module, slots) = slots::replicate(module, &settings, &mut communicator)?;
-            Ok((caps, module, slots))
+            let shards = self.shards(&communicator)?;
+            let (module, slots) = slots::replicate(module, self, &mut communicator)?;
+            Ok((caps, shards, module, slots))
         });
-        let (caps, module, slots) = match made {
+        let (caps, shards, module, slots) = match made {
             Ok(made) => made,
             Err(error) => {
                 // Every rank knows of a mismatch; of the rest only this one may.
-                if !matches!(error, Error::ModelMismatch { .. }) {
+                let known = matches!(
+                    error,
+                    Error::ModelMismatch { .. } | Error::PlatformMismatch { .. }
+                );
+                if !known {
                     communicator.abort(error.to_string());
                 }
                 return Err(error);
@@ -71,8 +78,16 @@ impl DdpConfig {
             .without_autodiff();
         let place = communicator.place();
         let stream = CommStream::new(communicator)?;
-        let reducer = Reducer::new(plan, slots.names(), stream, self.overlap);
+        let mut reducer = Reducer::new(plan, slots.names(), stream, self.overlap)
+            .with_norm(self.max_grad_norm > 0.0);
+        if let Some(shards) = shards {
+            reducer = reducer.with_shards(shards);
+        }
+        reducer.set_hook(self.comm_hook.make());
         Ok(DistributedDataParallel {
+            config: *self,
+            has_running_state: buffers::has_running_state(&module),
+            shards,
             module: Some(slots::tap(module, &slots, &taps)),
             changed: false,
             slots,
@@ -87,8 +102,29 @@ impl DdpConfig {
             progress: reducer.progress(),
             state: State::Ready(Box::new(reducer)),
             averaged: false,
-            record: StepRecord::default(),
+            record: StepRecord {
+                rank: place.rank,
+                ..StepRecord::default()
+            },
+            steps: 0,
         })
+    }
+
+    /// The tree of micro-shards, if bits are to be equal at every world size.
+    fn shards(&self, communicator: &Communicator) -> Result<Option<Shards>> {
+        if self.micro_shards == 0 {
+            return Ok(None);
+        }
+        let place = communicator.place();
+        if place.world > 1 && !communicator.config().deterministic {
+            return Err(Error::Config {
+                name: "deterministic",
+                value: "false".to_owned(),
+                expected: "true in the communicator's settings with micro_shards: the ranks' sums \
+                           must continue the tree",
+            });
+        }
+        Shards::new(self.micro_shards, place).map(Some)
     }
 }
 
@@ -107,6 +143,9 @@ impl DdpConfig {
 /// allocated for the next pass.
 #[derive(Debug)]
 pub struct DistributedDataParallel<M: Module> {
+    config: DdpConfig,
+    shards: Option<Shards>,
+    has_running_state: bool,
     /// Away only while the optimizer has it.
     module: Option<M>,
     /// Whether the module was changed since the slots were last found in it.
@@ -126,6 +165,8 @@ pub struct DistributedDataParallel<M: Module> {
     /// Whether a backward pass has come to its end.
     averaged: bool,
     record: StepRecord,
+    /// Steps taken.
+    steps: u64,
 }
 
 /// Where the order of the slots in the buckets comes from.
@@ -135,6 +176,13 @@ enum Order {
     Guessed,
     /// The arrival order of rank 0's first backward pass.
     Measured,
+}
+
+/// When the last backward pass began, and how long it took.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    began: Instant,
+    backward: Duration,
 }
 
 #[derive(Debug)]
@@ -153,7 +201,12 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// A collective call: every rank makes it once per step. Gradients are returned, not
     /// accumulated: two calls before one step give two means, and each forward pass must be
-    /// followed by its backward pass before the next, or share one.
+    /// followed by its backward pass before the next, or share one. For several backward passes
+    /// with one reduction there is [`accumulate`](Self::accumulate).
+    ///
+    /// If a gradient of any rank is no number, every rank gets none at all, so that all leave out
+    /// the same step; [`last_step`](Self::last_step) names the ranks. With
+    /// [`max_grad_norm`](DdpConfig::max_grad_norm) gradients whose norm is above it are scaled down.
     ///
     /// # Errors
     ///
@@ -168,22 +221,107 @@ impl<M: Module> DistributedDataParallel<M> {
         loss: Tensor<D>,
         samples: usize,
     ) -> Result<GradientsParams> {
-        let failed = || State::Failed(Error::State("a backward pass did not come to its end"));
-        let reducer = match mem::replace(&mut self.state, failed()) {
-            State::Ready(reducer) => reducer,
+        let mut only = Some((loss, samples));
+        self.pass(move |_| only.take().map(|(loss, samples)| (loss, samples, true)))
+    }
+
+    /// Runs one backward pass for each of `micro_batches`, one after the other, and reduces once:
+    /// returns the mean gradients over all their samples, of all ranks.
+    ///
+    /// `loss` gives each micro-batch's mean loss and its samples; ranks may have different numbers
+    /// of micro-batches, or none. Only the last one's backward pass overlaps communication. As
+    /// every step, this one is decided here: there is no mode to remember, and a rest of fewer
+    /// micro-batches is one more call.
+    ///
+    /// ```
+    /// # use burn::module::Param;
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use collectives::{CommunicatorConfig, launch};
+    /// # use ddp::DdpConfig;
+    /// let micro_batches = [1.0, 2.0, 3.0, 4.0, 5.0];
+    /// let means = launch::spawn(2, &CommunicatorConfig::new(), |communicator| {
+    ///     let device = Device::flex().autodiff();
+    ///     let weight = Param::from_tensor(Tensor::<1>::zeros([1], &device));
+    ///     let mut weight = DdpConfig::new().init(weight, communicator)?;
+    ///     let mut means = Vec::new();
+    ///     for group in micro_batches.chunks(2) {
+    ///         let loss = |weight: &Param<Tensor<1>>, factor| (weight.val() * factor, 1);
+    ///         let gradients = weight.accumulate(group.iter().copied(), loss)?;
+    ///         means.push(gradients.get::<1>(weight.id).unwrap().into_scalar::<f32>());
+    ///     }
+    ///     Ok::<_, ddp::Error>(means)
+    /// })?;
+    /// assert_eq!(means, [[1.5, 3.5, 5.0], [1.5, 3.5, 5.0]]);
+    /// # Ok::<(), collectives::launch::LaunchError>(())
+    /// ```
+    ///
+    /// # The same bits at every world size
+    ///
+    /// With [`micro_shards`](DdpConfig::micro_shards) the micro-batches are this rank's shards of
+    /// the global batch, as [`Batch::micro_shards`](crate::Batch::micro_shards) has them, each once
+    /// and in order. Losses, gradients and so weights are then those of any other world size, to
+    /// the bit; [`Shards`] says how. It takes up to log2 of a rank's shards more buffers per bucket.
+    ///
+    /// # Errors
+    ///
+    /// As [`backward`](Self::backward); [`Error::MicroShards`] if there are more or fewer than this
+    /// rank's shards.
+    ///
+    /// # Panics
+    ///
+    /// If `loss` does; the other ranks are told.
+    pub fn accumulate<T, const D: usize>(
+        &mut self,
+        micro_batches: impl IntoIterator<Item = T>,
+        mut loss: impl FnMut(&M, T) -> (Tensor<D>, usize),
+    ) -> Result<GradientsParams> {
+        let mut micro_batches = micro_batches.into_iter().peekable();
+        self.pass(move |module| {
+            let next = micro_batches.next()?;
+            let last = micro_batches.peek().is_none();
+            let (loss, samples) = loss(module, next);
+            Some((loss, samples, last))
+        })
+    }
+
+    /// A pass over what `next` gives: a loss, its samples, and whether it is the last.
+    fn pass<const D: usize>(
+        &mut self,
+        next: impl FnMut(&M) -> Option<(Tensor<D>, usize, bool)>,
+    ) -> Result<GradientsParams> {
+        let mut reducer = self.take_reducer()?;
+        for flat in self.flats.drain(..) {
+            if let Some(buffer) = unpack::reclaim(flat) {
+                reducer.recycle(buffer);
+            }
+        }
+        let (mut reducer, ran) = match self.find_slots() {
+            Ok(()) => self.run_micro_batches(reducer, next),
+            Err(error) => (reducer, Err(error)),
+        };
+        let result = ran.and_then(|times| self.conclude(&mut reducer, times));
+        self.forget();
+        self.averaged |= result.is_ok();
+        self.settle(reducer, result)
+    }
+
+    /// The reducer, with which every collective call begins. If it does not come back, because of
+    /// a panic, the replica has failed.
+    fn take_reducer(&mut self) -> Result<Box<Reducer>> {
+        let failed = || State::Failed(Error::State("a collective call did not come to its end"));
+        match mem::replace(&mut self.state, failed()) {
+            State::Ready(reducer) => Ok(reducer),
             State::Failed(error) => {
                 self.state = State::Failed(error.clone());
-                return Err(error);
+                Err(error)
             }
-        };
-        let (reducer, result) = self.reduce(reducer, loss, samples);
-        self.forget();
-        match result {
-            Ok(gradients) => {
-                self.state = State::Ready(reducer);
-                self.averaged = true;
-                Ok(gradients)
-            }
+        }
+    }
+
+    /// Gives the reducer back, or keeps the first error and tells the other ranks.
+    fn settle<R>(&mut self, reducer: Box<Reducer>, result: Result<R>) -> Result<R> {
+        match &result {
+            Ok(_) => self.state = State::Ready(reducer),
             Err(error) => {
                 let reason = error.to_string();
                 drop(reducer.stream().run(move |communicator| {
@@ -191,69 +329,99 @@ impl<M: Module> DistributedDataParallel<M> {
                     Ok(())
                 }));
                 self.state = State::Failed(error.clone());
-                Err(error)
+            }
+        }
+        result
+    }
+
+    /// Runs every backward pass; the taps hand the gradients to the reducer.
+    fn run_micro_batches<const D: usize>(
+        &self,
+        mut reducer: Box<Reducer>,
+        mut next: impl FnMut(&M) -> Option<(Tensor<D>, usize, bool)>,
+    ) -> (Box<Reducer>, Result<Times>) {
+        loop {
+            let Some((loss, samples, last)) = next(self.module()) else {
+                // Not one micro-batch: zeros from this rank.
+                let began = Instant::now();
+                let begun = reducer.begin_micro_batch(0, 0.0, true);
+                let backward = Duration::ZERO;
+                return (reducer, begun.map(|()| Times { began, backward }));
+            };
+            let began = Instant::now();
+            let begun =
+                mean_loss(&loss).and_then(|loss| reducer.begin_micro_batch(samples, loss, last));
+            if let Err(error) = begun {
+                return (reducer, Err(error));
+            }
+            let span = tracing::info_span!(target: "lockstep", "backward", rank = self.place.rank);
+            self.line.plug(reducer);
+            let leaves = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| loss.backward())));
+            let backward = began.elapsed();
+            let (back, tap_error) = self.line.unplug();
+            reducer = back;
+            let leaves = match (leaves, tap_error) {
+                (_, Some(error)) => Err(error),
+                (Err(panic), None) => Err(Error::Backward(message(panic.as_ref()))),
+                (Ok(leaves), None) => Ok(leaves),
+            };
+            if let Err(error) = leaves.and_then(|leaves| self.take_leaves(&mut reducer, leaves)) {
+                return (reducer, Err(error));
+            }
+            // The next forward pass begins on the lowest rung.
+            self.forget();
+            if last {
+                return (reducer, Ok(Times { began, backward }));
             }
         }
     }
 
-    fn reduce<const D: usize>(
-        &mut self,
-        mut reducer: Box<Reducer>,
-        loss: Tensor<D>,
-        samples: usize,
-    ) -> (Box<Reducer>, Result<GradientsParams>) {
-        for flat in self.flats.drain(..) {
-            if let Some(buffer) = reclaim(flat) {
-                reducer.recycle(buffer);
+    /// Waits for the means, and makes a record and gradients of them.
+    fn conclude(&mut self, reducer: &mut Reducer, times: Times) -> Result<GradientsParams> {
+        let span = tracing::info_span!(target: "lockstep", "wait", rank = self.place.rank);
+        let mut reduced = span.in_scope(|| reducer.finish())?;
+        let exposed = times.began.elapsed().saturating_sub(times.backward);
+        let skipped = self.config.skip_non_finite && !reduced.finite;
+        let norm = reduced.norm.filter(|norm| norm.is_finite());
+        if let Some(factor) = norm.and_then(|norm| norm::clip(norm, self.config.max_grad_norm)) {
+            for (bucket, buffer) in reduced.buckets.iter_mut().enumerate() {
+                buffer.scale(0..self.plan.gradients_in(bucket), factor);
             }
         }
-        if let Err(error) = self.find_slots() {
-            return (reducer, Err(error));
-        }
-        let began = Instant::now();
-        if let Err(error) = mean_loss(&loss).and_then(|loss| reducer.begin(samples, loss)) {
-            return (reducer, Err(error));
-        }
-        self.line.plug(reducer);
-        let leaves = catch_unwind(AssertUnwindSafe(|| loss.backward()));
-        let backward = began.elapsed();
-        let (mut reducer, tap_error) = self.line.unplug();
-        let leaves = match (leaves, tap_error) {
-            (_, Some(error)) => Err(error),
-            (Err(panic), None) => Err(Error::Backward(message(panic.as_ref()))),
-            (Ok(leaves), None) => Ok(leaves),
+        let unused = |slot: &usize| reduced.used[*slot] == 0;
+        self.record = StepRecord {
+            step: self.record.step + 1,
+            rank: self.place.rank,
+            loss: reduced.loss,
+            samples: reduced.samples,
+            micro_batches: reduced.micro_batches,
+            partial_bytes: reduced.partial_bytes,
+            grad_norm: reduced.norm,
+            non_finite: mem::take(&mut reduced.non_finite),
+            skipped,
+            backward: times.backward,
+            exposed,
+            buckets: mem::take(&mut reduced.records),
+            unused: (0..self.slots.len())
+                .filter(unused)
+                .map(|slot| self.slots.name(slot).to_owned())
+                .collect(),
         };
-        let reduced = leaves.and_then(|leaves| {
-            self.take_leaves(&mut reducer, leaves)?;
-            reducer.finish()
-        });
-        let exposed = began.elapsed().saturating_sub(backward);
-        let gradients = reduced.and_then(|reduced| {
-            self.record = StepRecord {
-                loss: reduced.loss,
-                samples: reduced.samples,
-                backward,
-                exposed,
-                buckets: reduced.records.clone(),
-                unused: (0..self.slots.len())
-                    .filter(|&slot| reduced.used[slot] == 0)
-                    .map(|slot| self.slots.name(slot).to_owned())
-                    .collect(),
-            };
-            let arrival = reduced.arrival.clone();
-            let gradients = self.unpack(reduced);
-            self.measure(&mut reducer, arrival)?;
-            Ok(gradients)
-        });
-        (reducer, gradients)
+        let arrival = mem::take(&mut reduced.arrival);
+        let gradients = self.unpack(reduced, skipped);
+        self.measure(reducer, arrival)?;
+        Ok(gradients)
     }
 
     /// Finds the slots in a module that [`update`](Self::update) has changed.
     fn find_slots(&mut self) -> Result<()> {
-        match (&self.module, mem::take(&mut self.changed)) {
-            (Some(module), true) => self.slots.find_again(module),
-            _ => Ok(()),
+        if let (Some(module), true) = (&self.module, mem::take(&mut self.changed)) {
+            self.slots.find_again(module)?;
+            if self.shards.is_some() {
+                exact::refuse_inexact(module)?;
+            }
         }
+        Ok(())
     }
 
     /// Reduces, late, the gradients of parameters that were read around `val()`.
@@ -268,22 +436,18 @@ impl<M: Module> DistributedDataParallel<M> {
         })
     }
 
-    /// Turns buckets into gradients: one flat tensor each, and a view of it per parameter.
-    fn unpack(&mut self, reduced: Reduced) -> GradientsParams {
-        self.flats = reduced
-            .buckets
-            .into_iter()
-            .map(|buffer| flat(buffer, &self.device))
+    /// Turns buckets into gradients: one flat tensor each, and a view of it per parameter; none
+    /// for a step that is left out.
+    fn unpack(&mut self, reduced: Reduced, skipped: bool) -> GradientsParams {
+        let buckets = reduced.buckets.into_iter();
+        self.flats = buckets
+            .map(|buffer| unpack::flat(buffer, &self.device))
             .collect();
-        let mut views = Views {
-            slots: &self.slots,
-            plan: &self.plan,
-            used: &reduced.used,
-            flats: &self.flats,
-            gradients: GradientsParams::new(),
-        };
-        self.module().visit(&mut views);
-        views.gradients
+        if skipped {
+            return GradientsParams::new();
+        }
+        let (slots, plan) = (&self.slots, &self.plan);
+        unpack::gradients(self.module(), slots, plan, &reduced.used, &self.flats)
     }
 
     /// After the first step, lays the buckets out anew in the order in which rank 0's gradients
@@ -310,19 +474,23 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Lets the optimizer update the module with the gradients of [`backward`](Self::backward).
     ///
-    /// Each rank has an optimizer of its own; equal gradients keep the replicas equal.
+    /// Each rank has an optimizer of its own; equal gradients keep the replicas equal. A collective
+    /// call where there are buffers to send or replicas to compare; see
+    /// [`broadcast_buffers`](DdpConfig::broadcast_buffers) and
+    /// [`check_replicas_every`](DdpConfig::check_replicas_every).
     ///
     /// # Errors
     ///
     /// [`Error::State`] if this replica's [`backward`](Self::backward) has never run: gradients of
     /// `loss.backward()` are this rank's alone, and the replicas would part. Such gradients in a later
-    /// step are not seen.
+    /// step are not seen. [`Error::ReplicasDiffer`]; the error of a collective.
     pub fn step(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         optimizer: &mut ModuleOptimizer,
         gradients: GradientsParams,
     ) -> Result<()> {
+        self.reducer()?;
         if !self.averaged {
             return Err(Error::State(
                 "these gradients are no mean over the ranks: call `backward` of the wrapped module, \
@@ -330,14 +498,164 @@ impl<M: Module> DistributedDataParallel<M> {
             ));
         }
         let (tied, changed) = (self.slots.tied, self.changed);
-        self.update(|module| {
-            let module = optimizer.step(learning_rate, module, gradients);
-            // The optimizer updates only the first of two parameters with one id.
-            if tied { slots::tie(module) } else { module }
+        let span = tracing::info_span!(target: "lockstep", "optimizer", rank = self.place.rank);
+        span.in_scope(|| {
+            self.update(|module| {
+                let module = optimizer.step(learning_rate, module, gradients);
+                // The optimizer updates only the first of two parameters with one id.
+                if tied { slots::tie(module) } else { module }
+            });
         });
         // An optimizer leaves every id as it was.
         self.changed = changed;
+        self.steps += 1;
+        if self.config.broadcast_buffers && self.has_running_state {
+            self.broadcast(Which::Running)?;
+        }
+        let every = self.config.check_replicas_every;
+        if every > 0 && self.steps.is_multiple_of(every) {
+            self.check_replicas()?;
+        }
         Ok(())
+    }
+
+    /// Gives every rank rank 0's values of all that is not trained: BatchNorm's running state, that
+    /// of layers of your own, and frozen parameters. A collective call.
+    ///
+    /// # Errors
+    ///
+    /// That of the broadcast.
+    pub fn sync_buffers(&mut self) -> Result<()> {
+        self.broadcast(Which::Untrained)
+    }
+
+    fn broadcast(&mut self, which: Which) -> Result<()> {
+        let reducer = self.take_reducer()?;
+        let Some(module) = self.module.take() else {
+            return self.settle(reducer, Err(Error::State("the module is lost")));
+        };
+        let kept = module.clone();
+        let result = buffers::broadcast(module, which, reducer.stream());
+        self.module = Some(match &result {
+            Ok(module) => module.clone(),
+            Err(_) => kept,
+        });
+        self.settle(reducer, result.map(drop))
+    }
+
+    /// Compares the values of all replicas: a hash of every parameter. A collective call; it reads
+    /// all parameters once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReplicasDiffer`] names the first parameter that differs and the ranks that do, the
+    /// same on all ranks.
+    pub fn check_replicas(&mut self) -> Result<()> {
+        let reducer = self.take_reducer()?;
+        let buffers = self.config.broadcast_buffers;
+        let result = replicas::compare(self.module(), buffers, self.steps, reducer.stream());
+        self.settle(reducer, result)
+    }
+
+    /// Means over the samples of all ranks: of an accuracy, say. Each of `parts` is the means over
+    /// some of this rank's samples, and their number. A collective call of one small all-reduce.
+    ///
+    /// With [`micro_shards`](DdpConfig::micro_shards), one part per micro-shard gives the same bits
+    /// at every world size.
+    ///
+    /// ```
+    /// # use burn::module::Param;
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use collectives::{CommunicatorConfig, launch};
+    /// # use ddp::DdpConfig;
+    /// let accuracy = launch::spawn(2, &CommunicatorConfig::new(), |communicator| {
+    ///     let device = Device::flex().autodiff();
+    ///     let model = Param::from_tensor(Tensor::<1>::zeros([1], &device));
+    ///     let mut model = DdpConfig::new().init(model, communicator)?;
+    ///     // 3 of 4 right on rank 0, 0 of 1 on rank 1.
+    ///     let (right, rows) = [(0.75, 4), (0.0, 1)][model.place().rank];
+    ///     let [accuracy] = model.weighted_mean([([right], rows)])?;
+    ///     Ok::<_, ddp::Error>(accuracy)
+    /// })?;
+    /// assert_eq!(accuracy, [0.6, 0.6]);
+    /// # Ok::<(), collectives::launch::LaunchError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSamples`] on every rank if no rank had any; [`Error::MicroShards`] if there are
+    /// micro-shards and this rank has more or fewer; that of the all-reduce. All are final.
+    pub fn weighted_mean<const K: usize>(
+        &mut self,
+        parts: impl IntoIterator<Item = ([f64; K], usize)>,
+    ) -> Result<[f64; K]> {
+        let reducer = self.take_reducer()?;
+        let first = self.shards.map_or(0, |shards| shards.own().start);
+        let mut sum = Sum::default();
+        let mut count = 0;
+        for (means, samples) in parts {
+            let weight = |mean: f64| {
+                if samples == 0 {
+                    0.0
+                } else {
+                    mean * samples as f64
+                }
+            };
+            let leaf: Vec<f64> = means
+                .into_iter()
+                .map(weight)
+                .chain([samples as f64])
+                .collect();
+            sum.push(first + count, leaf, |left, right| real::add(left, &right));
+            count += 1;
+        }
+        let result = match self.shards {
+            Some(shards) if count != shards.own().len() => Err(Error::MicroShards {
+                rank: self.place.rank,
+                due: shards.own().len(),
+                got: count,
+                shards: shards.count(),
+            }),
+            shards => {
+                if count == 0 {
+                    sum.push(0, vec![0.0; K + 1], |_, _| ());
+                }
+                let work = reducer
+                    .stream()
+                    .run(move |communicator| exchange::all_reduce(sum, shards, communicator));
+                work.wait().map_err(Error::from)
+            }
+        };
+        let means = result.and_then(|sums| match sums[K] {
+            0.0 => Err(Error::NoSamples),
+            samples => Ok(std::array::from_fn(|at| sums[at] / samples)),
+        });
+        self.settle(reducer, means)
+    }
+
+    /// Takes buckets through the ranks by `hook` from now on; every rank registers the same one
+    /// between the same steps.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] with [`micro_shards`](DdpConfig::micro_shards), whose order is its own.
+    pub fn register_comm_hook(&mut self, hook: Arc<dyn CommHook>) -> Result<()> {
+        if self.shards.is_some() {
+            return Err(Error::Config {
+                name: "comm_hook",
+                value: hook.name().to_owned(),
+                expected: "none with micro_shards: their sums have an order of their own",
+            });
+        }
+        if let State::Ready(reducer) = &mut self.state {
+            reducer.set_hook(hook);
+        }
+        self.reducer().map(drop)
+    }
+
+    /// How the global batch is cut into micro-shards, if it is.
+    pub fn shards(&self) -> Option<Shards> {
+        self.shards
     }
 
     /// Replaces the module by what `change` makes of it: freeze a layer, load a record.
@@ -434,57 +752,4 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_default()
-}
-
-fn flat(buffer: Buffer, device: &Device) -> Tensor<1> {
-    match buffer {
-        Buffer::F32(values) => {
-            let len = values.len();
-            Tensor::from_data(TensorData::new(values, [len]), (device, DType::F32))
-        }
-        Buffer::F64(values) => {
-            let len = values.len();
-            Tensor::from_data(TensorData::new(values, [len]), (device, DType::F64))
-        }
-    }
-}
-
-/// The memory of a flat tensor, if no gradient looks at it any more.
-fn reclaim(flat: Tensor<1>) -> Option<Buffer> {
-    let flat = flat.into_dispatch();
-    if !flat.kind.can_mut() {
-        return None;
-    }
-    let data = Tensor::<1>::from_dispatch(flat).into_data();
-    match data.dtype() {
-        DType::F32 => data.try_into_vec().ok().map(Buffer::F32),
-        DType::F64 => data.try_into_vec().ok().map(Buffer::F64),
-        _ => None,
-    }
-}
-
-struct Views<'a> {
-    slots: &'a Slots,
-    plan: &'a BucketPlan,
-    used: &'a [usize],
-    flats: &'a [Tensor<1>],
-    gradients: GradientsParams,
-}
-
-impl ModuleVisitor for Views<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(slot) = self
-            .slots
-            .find(param.id)
-            .filter(|&slot| self.used[slot] > 0)
-        else {
-            return;
-        };
-        let (bucket, range) = self.plan.locate(slot);
-        let gradient = self.flats[bucket]
-            .clone()
-            .slice([range])
-            .reshape(param.dims());
-        self.gradients.register::<D>(param.id, gradient);
-    }
 }

@@ -38,6 +38,63 @@ pub enum Error {
         other: String,
     },
 
+    /// The ranks are not the same program on the same kind of processor, and equal bits were asked for.
+    #[error(
+        "micro_shards promises equal bits only for one program on one kind of processor, and ranks {ranks:?} differ from rank 0.\n  rank 0: {zero}\n  rank {}: {other}",
+        ranks[0]
+    )]
+    PlatformMismatch {
+        /// Every rank that differs from rank 0, never empty.
+        ranks: Vec<usize>,
+        /// The first difference, on rank 0.
+        zero: String,
+        /// The same on the first of `ranks`.
+        other: String,
+    },
+
+    /// A layer whose numbers depend on more than its input, where equal bits were asked for.
+    #[error(
+        "{layer} at {path} cannot keep the promise of micro_shards, the same bits at every world size: {why}"
+    )]
+    NotExact {
+        /// Type of the layer.
+        layer: String,
+        /// Its path in the module.
+        path: String,
+        /// What it depends on, and what to do.
+        why: &'static str,
+    },
+
+    /// A step had more or fewer micro-batches than this rank has micro-shards.
+    #[error(
+        "rank {rank} came to micro-batch {got} of a step, and holds {due} of the {shards} micro-shards: pass each of them, once and in order, to `accumulate`"
+    )]
+    MicroShards {
+        /// This rank.
+        rank: usize,
+        /// Micro-shards of this rank.
+        due: usize,
+        /// Micro-batches that came.
+        got: usize,
+        /// Micro-shards of a global batch.
+        shards: usize,
+    },
+
+    /// The replicas hold different values.
+    #[error(
+        "after step {step} ranks {ranks:?} hold other values than rank 0 in {parameter}, the first that differs of {of}"
+    )]
+    ReplicasDiffer {
+        /// Steps done.
+        step: u64,
+        /// Every rank that differs from rank 0 in that parameter, never empty.
+        ranks: Vec<usize>,
+        /// Path of the first parameter that differs.
+        parameter: String,
+        /// How many parameters differ.
+        of: usize,
+    },
+
     /// Gradients can be f32 or f64, and quantized parameters cannot be copied.
     #[error(
         "parameter {parameter} is {dtype}; trained parameters are f32 or f64, frozen ones of any type but quantized ones: cast it"
@@ -126,7 +183,10 @@ impl Error {
     pub fn ranks(&self) -> Vec<usize> {
         match self {
             Self::Collective(error) => error.ranks(),
-            Self::ModelMismatch { ranks, .. } => ranks.clone(),
+            Self::ModelMismatch { ranks, .. }
+            | Self::PlatformMismatch { ranks, .. }
+            | Self::ReplicasDiffer { ranks, .. } => ranks.clone(),
+            Self::MicroShards { rank, .. } => vec![*rank],
             _ => Vec::new(),
         }
     }

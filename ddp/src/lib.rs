@@ -34,21 +34,37 @@
 //! hands a full bucket to a [`CommStream`](collectives::CommStream), and the optimizer gets views
 //! of what comes back. [`naive`] does the same in the plainest way, and is what tests compare with.
 mod bucket;
+mod buffer;
+mod buffers;
 mod config;
 mod data_parallel;
 mod error;
+mod exact;
+mod exchange;
+mod hash;
+mod hook;
+mod norm;
+mod parcel;
+mod platform;
+mod real;
 mod record;
 mod reducer;
+mod replicas;
 mod sampler;
+mod shards;
 mod slots;
 mod tap;
+mod unpack;
 
 pub mod naive;
 
 pub use bucket::{BucketPlan, Caps, Float, SlotSpec};
+pub use buffer::{Buffer, Gradient};
 pub use config::DdpConfig;
 pub use data_parallel::DistributedDataParallel;
 pub use error::{Error, Result};
+pub use hook::{AllReduce, Bf16Compress, BucketSums, CommHook, Fp16Compress, Hook, Noop, Values};
 pub use record::{BucketRecord, StepRecord};
-pub use reducer::{Buffer, Gradient, Progress, Reduced, Reducer};
+pub use reducer::{Progress, Reduced, Reducer};
 pub use sampler::{Batch, DistributedSampler};
+pub use shards::Shards;

@@ -2,18 +2,27 @@
 //!
 //! # Memory
 //!
-//! [`begin`](Reducer::begin) takes one buffer per bucket, together as large as all gradients.
-//! They *are* the gradients afterwards: [`finish`](Reducer::finish) gives them away and keeps
-//! none, and [`recycle`](Reducer::recycle) takes back what its user no longer needs.
+//! A pass takes one buffer per bucket, together as large as all gradients. They *are* the
+//! gradients afterwards: [`finish`](Reducer::finish) gives them away and keeps none, and
+//! [`recycle`](Reducer::recycle) takes back what its user no longer needs. Micro-batches are added
+//! in place; [micro-shards](Shards) hold up to log2 of their number more buffers per bucket, the
+//! partial sums of their tree.
 use std::mem;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use collectives::{CommStream, Communicator, Element, ReduceOp, Work};
+use collectives::{CommStream, Work};
 
-use crate::bucket::{BucketPlan, Float, LIMB_BITS, LIMBS};
+use crate::bucket::{BucketPlan, LIMB_BITS, LIMBS};
+use crate::buffer::{Buffer, Gradient};
+use crate::hook::{AllReduce, CommHook};
+use crate::norm;
+use crate::parcel::{Arrived, Parcel};
+use crate::real::Real;
 use crate::record::BucketRecord;
+use crate::shards::{Shards, Sum};
 use crate::{Error, Result};
 
 /// Collects gradients into buckets and reduces each bucket as it fills.
@@ -47,6 +56,9 @@ pub struct Reducer {
     names: Vec<String>,
     stream: CommStream,
     overlap: bool,
+    shards: Option<Shards>,
+    hook: Arc<dyn CommHook>,
+    wants_norm: bool,
     state: State,
     spare: Vec<Buffer>,
     progress: Progress,
@@ -58,62 +70,61 @@ enum State {
     Collecting(Pass),
 }
 
-/// One backward pass.
+/// One backward pass, or several that are reduced together.
 #[derive(Debug)]
 struct Pass {
+    /// When the last micro-batch began.
     began: Instant,
+    micro: MicroBatch,
+    /// Micro-batches begun so far.
+    micro_batches: usize,
+    /// Samples and weighted loss of them.
     samples: usize,
-    loss: f64,
+    weighted_loss: f64,
     buckets: Vec<Bucket>,
     /// The bucket whose turn it is; those before it are on their way.
     next: usize,
-    seen: Vec<bool>,
+    /// Per slot, the micro-batches with samples that used it.
+    used: Vec<usize>,
+    /// Whether every gradient and loss of this rank is a number.
+    finite: bool,
+    /// Bytes of partial sums that wait while the next shard is computed, at most.
+    partial_bytes: usize,
     arrival: Vec<usize>,
     totals: Arc<OnceLock<Totals>>,
+}
+
+/// The one whose backward pass is running, or was the last to run.
+#[derive(Debug)]
+struct MicroBatch {
+    samples: usize,
+    weighted_loss: f64,
+    /// Whether its buckets travel as they fill.
+    last: bool,
+    seen: Vec<bool>,
 }
 
 #[derive(Debug)]
 enum Bucket {
     Filling {
+        /// The sum of the micro-batches so far; of this shard alone where there are shards.
         values: Buffer,
+        /// The shards before.
+        sum: Sum<Buffer>,
         missing: usize,
         full: Instant,
     },
     Reducing {
-        work: Work<Done>,
+        work: Work<Arrived>,
         full: Instant,
     },
 }
 
-#[derive(Debug)]
-struct Done {
-    values: Buffer,
-    start: Instant,
-    end: Instant,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Totals {
-    samples: u64,
-    loss: f64,
-}
-
-/// A gradient as the backward pass hands it over.
-#[derive(Clone, Copy, Debug)]
-pub enum Gradient<'a> {
-    /// Of an f32 parameter.
-    F32(&'a [f32]),
-    /// Of an f64 parameter.
-    F64(&'a [f64]),
-}
-
-/// The memory of one bucket.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Buffer {
-    /// Of f32 parameters.
-    F32(Vec<f32>),
-    /// Of f64 parameters.
-    F64(Vec<f64>),
+/// What all ranks trained on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) samples: u64,
+    pub(crate) loss: f64,
 }
 
 /// What a backward pass came to, the same on all ranks except for the times.
@@ -125,11 +136,22 @@ pub struct Reduced {
     pub samples: u64,
     /// Mean loss over them.
     pub loss: f64,
-    /// How many ranks used each slot.
+    /// How many backward passes of all ranks used each slot.
     pub used: Vec<usize>,
-    /// Slots in the order in which their gradients arrived on this rank.
+    /// The ranks whose gradients or loss were no numbers.
+    pub non_finite: Vec<usize>,
+    /// Whether all means and the loss are numbers. If not and `non_finite` is empty, a sum over
+    /// the ranks overflowed.
+    pub finite: bool,
+    /// Most bytes of partial sums that waited at one time.
+    pub partial_bytes: usize,
+    /// The norm over all means, if it was asked for.
+    pub norm: Option<f64>,
+    /// Backward passes of this rank.
+    pub micro_batches: usize,
+    /// Slots in the order in which their gradients arrived on this rank, in the last of them.
     pub arrival: Vec<usize>,
-    /// What each bucket took; times count from `begin`.
+    /// What each bucket took; times count from the beginning of the last backward pass.
     pub records: Vec<BucketRecord>,
 }
 
@@ -154,55 +176,180 @@ impl Reducer {
             names,
             stream,
             overlap,
+            shards: None,
+            hook: Arc::new(AllReduce),
+            wants_norm: false,
             state: State::Idle,
             spare: Vec::new(),
             progress: Progress::default(),
         }
     }
 
+    /// Adds in the tree over `shards`: each micro-batch is then the next shard of this rank.
+    ///
+    /// The communicator must be [deterministic](collectives::CommunicatorConfig::deterministic),
+    /// so that the ranks' sums continue the tree.
+    pub fn with_shards(self, shards: Shards) -> Self {
+        Self {
+            shards: Some(shards),
+            ..self
+        }
+    }
+
+    /// Computes the norm over all means too.
+    pub fn with_norm(self, wanted: bool) -> Self {
+        Self {
+            wants_norm: wanted,
+            ..self
+        }
+    }
+
+    /// Takes buckets through the ranks by `hook`, from the next pass on. With shards it is not
+    /// asked: their order is their own.
+    pub fn set_hook(&mut self, hook: Arc<dyn CommHook>) {
+        self.hook = hook;
+    }
+
     /// Opens a backward pass over this rank's `samples`, whose mean loss is `loss`.
     ///
     /// Gradients are weighted by `samples`. With 0 samples this rank contributes exact zeros,
     /// whatever arrives.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] if a pass is still open, [`Error::Config`] if `samples` is not below 2^48.
     pub fn begin(&mut self, samples: usize, loss: f64) -> Result<()> {
-        if let State::Collecting(_) = self.state {
-            return Err(Error::State("a backward pass is still open"));
+        match self.state {
+            State::Idle => self.begin_micro_batch(samples, loss, true),
+            State::Collecting(_) => Err(Error::State("a backward pass is still open")),
         }
-        if samples as u64 >> (LIMBS * LIMB_BITS) != 0 {
-            let (name, expected) = ("samples", "below 2^48");
+    }
+
+    /// Opens a pass with its first micro-batch, or goes on to the next. Nothing travels before the
+    /// `last`.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin), if the last has begun; [`Error::MicroShards`] for one too many.
+    pub fn begin_micro_batch(&mut self, samples: usize, loss: f64, last: bool) -> Result<()> {
+        let slots = self.plan.slots();
+        if let State::Idle = self.state {
+            self.state = State::Collecting(self.open());
+        } else {
+            self.lay_aside()?;
+        }
+        let rank = self.stream.place().rank;
+        let pass = self.state.pass()?;
+        let total = pass.samples.saturating_add(samples);
+        if total as u64 >> (LIMBS * LIMB_BITS) != 0 {
             return Err(Error::Config {
-                name,
-                value: samples.to_string(),
-                expected,
+                name: "samples",
+                value: total.to_string(),
+                expected: "below 2^48",
             });
         }
+        pass.samples = total;
+        pass.micro_batches += 1;
+        if let Some(shards) = self.shards {
+            let (due, begun) = (shards.own().len(), pass.micro_batches);
+            if begun > due || (last && begun < due) {
+                let shards = shards.count();
+                return Err(Error::MicroShards {
+                    rank,
+                    due,
+                    got: begun,
+                    shards,
+                });
+            }
+        }
+        let weighted_loss = match samples {
+            0 => 0.0,
+            _ => loss * samples as f64,
+        };
+        pass.weighted_loss += weighted_loss;
+        pass.finite &= weighted_loss.is_finite();
+        pass.began = Instant::now();
+        pass.arrival.clear();
+        pass.micro = MicroBatch {
+            samples,
+            weighted_loss,
+            last,
+            seen: vec![false; slots],
+        };
+        Ok(())
+    }
+
+    fn open(&mut self) -> Pass {
         let began = Instant::now();
-        let mut spare = mem::take(&mut self.spare);
-        let buckets = (0..self.plan.len())
+        let plan = &self.plan;
+        let spare = &mut self.spare;
+        let buckets = (0..plan.len())
             .map(|bucket| Bucket::Filling {
-                values: Buffer::take(
-                    &mut spare,
-                    self.plan.dtype(bucket),
-                    self.plan.elements(bucket),
-                ),
-                missing: self.plan.slots_in(bucket).len(),
+                values: Buffer::take(spare, plan.dtype(bucket), plan.elements(bucket)),
+                sum: Sum::default(),
+                missing: plan.slots_in(bucket).len(),
                 full: began,
             })
             .collect();
-        self.state = State::Collecting(Pass {
+        Pass {
             began,
-            samples,
-            loss,
+            micro: MicroBatch {
+                samples: 0,
+                weighted_loss: 0.0,
+                last: false,
+                seen: Vec::new(),
+            },
+            micro_batches: 0,
+            samples: 0,
+            weighted_loss: 0.0,
             buckets,
             next: 0,
-            seen: vec![false; self.plan.slots()],
-            arrival: Vec::with_capacity(self.plan.slots()),
+            used: vec![0; plan.slots()],
+            finite: true,
+            partial_bytes: 0,
+            arrival: Vec::with_capacity(plan.slots()),
             totals: Arc::default(),
-        });
+        }
+    }
+
+    /// Ends a micro-batch that is not the last.
+    fn lay_aside(&mut self) -> Result<()> {
+        let pass = self.state.pass()?;
+        if pass.micro.last {
+            return Err(Error::State("a backward pass is still open"));
+        }
+        if let Some(shards) = self.shards {
+            let shard = shards.own().start + pass.micro_batches - 1;
+            for index in 0..pass.buckets.len() {
+                let mut leaf = Buffer::take(
+                    &mut self.spare,
+                    self.plan.dtype(index),
+                    self.plan.elements(index),
+                );
+                let Bucket::Filling { values, .. } = &mut pass.buckets[index] else {
+                    return Err(Error::State("a bucket left before the last micro-batch"));
+                };
+                mem::swap(values, &mut leaf);
+                pass.seal(&mut leaf, index, &self.plan, true);
+                pass.push(index, shard, leaf, &mut self.spare)?;
+            }
+        }
+        let mut waiting = 0;
+        for (index, bucket) in pass.buckets.iter_mut().enumerate() {
+            if let Bucket::Filling { missing, sum, .. } = bucket {
+                *missing = self.plan.slots_in(index).len();
+                waiting += sum.len() * self.plan.bytes(index);
+            }
+        }
+        pass.partial_bytes = pass.partial_bytes.max(waiting);
         Ok(())
     }
 
     /// Takes the gradient of `slot`, at most once per backward pass: one copy into its bucket.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadyTwice`], [`Error::GradientMismatch`], [`Error::State`].
     pub fn ready(&mut self, slot: usize, gradient: Gradient<'_>) -> Result<()> {
         let (bucket, range) = self.plan.locate(slot);
         let parameter = || self.names[slot].clone();
@@ -211,34 +358,37 @@ impl Reducer {
             values,
             missing,
             full,
+            ..
         } = &mut pass.buckets[bucket]
         else {
             let parameter = parameter();
             return Err(Error::ReadyTwice { parameter });
         };
-        if mem::replace(&mut pass.seen[slot], true) {
+        if mem::replace(&mut pass.micro.seen[slot], true) {
             let parameter = parameter();
             return Err(Error::ReadyTwice { parameter });
         }
-        match (&mut *values, gradient) {
-            (Buffer::F32(values), Gradient::F32(gradient)) if gradient.len() == range.len() => {
-                weigh(&mut values[range], gradient, pass.samples);
-            }
-            (Buffer::F64(values), Gradient::F64(gradient)) if gradient.len() == range.len() => {
-                weigh(&mut values[range], gradient, pass.samples);
-            }
-            _ => {
-                return Err(Error::GradientMismatch {
-                    parameter: parameter(),
-                    expected: format!("{} x {}", range.len(), self.plan.dtype(bucket).name()),
-                    got: gradient.describe(),
-                });
-            }
-        }
+        // A stand-in for a missing batch does not count as use.
+        let samples = pass.micro.samples;
+        let onto = self.shards.is_none() && pass.used[slot] > 0;
+        let len = range.len();
+        let Some(finite) = values.take_in(range, gradient, samples, onto) else {
+            return Err(Error::GradientMismatch {
+                parameter: parameter(),
+                expected: format!("{len} x {}", self.plan.dtype(bucket).name()),
+                got: gradient.describe(),
+            });
+        };
+        pass.finite &= finite;
+        pass.used[slot] += usize::from(samples > 0);
         pass.arrival.push(slot);
         *missing -= 1;
         *full = Instant::now();
-        if self.overlap {
+        if *missing == 0 {
+            let rank = self.stream.place().rank;
+            tracing::info!(target: "lockstep", rank, bucket, "ready");
+        }
+        if self.overlap && pass.micro.last {
             self.start_while(|missing| missing == 0)?;
         }
         Ok(())
@@ -246,13 +396,16 @@ impl Reducer {
 
     /// Whether the gradient of `slot` has arrived in the open backward pass.
     pub fn has(&self, slot: usize) -> bool {
-        matches!(&self.state, State::Collecting(pass) if pass.seen[slot])
+        matches!(&self.state, State::Collecting(pass) if pass.micro.seen[slot])
     }
 
     /// Reduces what is left, waits for all, and gives the means away.
     ///
-    /// A slot that was never ready counts as zero on this rank. An error is that of the first
-    /// bucket that failed; [`Error::NoSamples`] if no rank had any.
+    /// A slot that was never ready counts as zero on this rank.
+    ///
+    /// # Errors
+    ///
+    /// That of the first bucket that failed; [`Error::NoSamples`] if no rank had any.
     pub fn finish(&mut self) -> Result<Reduced> {
         let now = Instant::now();
         for bucket in &mut self.state.pass()?.buckets {
@@ -268,38 +421,66 @@ impl Reducer {
             return Err(Error::State("no backward pass is open"));
         };
         let (mut buckets, mut records) = (Vec::new(), Vec::new());
+        let mut squares = vec![0.0; self.plan.slots()];
+        let mut finite = true;
         for (index, bucket) in pass.buckets.into_iter().enumerate() {
             let Bucket::Reducing { work, full } = bucket else {
                 return Err(Error::State("a bucket was left behind"));
             };
-            let done = work.wait()?;
+            let arrived = work.wait()?;
             let since = |instant: Instant| instant.saturating_duration_since(pass.began);
             records.push(BucketRecord {
                 elements: self.plan.elements(index),
                 bytes: self.plan.bytes(index),
                 ready: since(full),
-                start: since(done.start),
-                end: since(done.end),
+                start: since(arrived.start),
+                end: since(arrived.end),
                 slots: self.plan.slots_in(index).len(),
+                algorithm: arrived.algorithm,
             });
-            buckets.push(done.values);
+            for (&slot, of_slot) in self.plan.slots_in(index).iter().zip(arrived.squares) {
+                squares[slot] = of_slot;
+            }
+            finite &= arrived.finite;
+            buckets.push(arrived.values);
+            self.spare.extend(arrived.spare);
         }
-        let totals = pass
-            .totals
-            .get()
-            .copied()
-            .filter(|totals| totals.samples > 0);
-        let Totals { samples, loss } = totals.ok_or(Error::NoSamples)?;
+        let totals = pass.totals.get().filter(|totals| totals.samples > 0);
+        let Totals { samples, loss } = *totals.ok_or(Error::NoSamples)?;
         let last = &buckets[buckets.len() - 1];
         let used = self.plan.used().map(|at| last.at(at) as usize).collect();
+        let non_finite = match last.at(self.plan.non_finite()) {
+            0.0 => Vec::new(),
+            _ => self.name_non_finite(pass.finite)?,
+        };
         Ok(Reduced {
             buckets,
             samples,
             loss,
             used,
+            finite: finite && loss.is_finite() && non_finite.is_empty(),
+            non_finite,
+            norm: self.wants_norm.then(|| norm::global(squares)),
+            micro_batches: pass.micro_batches,
+            partial_bytes: pass.partial_bytes,
             arrival: pass.arrival,
             records,
         })
+    }
+
+    /// Asks every rank whether its own gradients were numbers; all ranks know that some were not.
+    fn name_non_finite(&self, finite: bool) -> Result<Vec<usize>> {
+        let place = self.stream.place();
+        if !self.hook.agrees() {
+            return Ok(vec![place.rank]);
+        }
+        let work = self.stream.run(move |communicator| {
+            let mut strange = vec![0u8; place.world];
+            communicator.all_gather(&[u8::from(!finite)], &mut strange)?;
+            Ok(strange)
+        });
+        let strange = work.wait()?;
+        Ok((0..place.world).filter(|&rank| strange[rank] > 0).collect())
     }
 
     /// Takes back a buffer, to be used by a coming backward pass if it fits a bucket.
@@ -308,6 +489,10 @@ impl Reducer {
     }
 
     /// Agrees with all ranks on rank 0's `order` of the slots.
+    ///
+    /// # Errors
+    ///
+    /// That of the broadcast.
     pub fn agree(&self, order: &[usize]) -> Result<Vec<usize>> {
         let mut order: Vec<u64> = order.iter().map(|&slot| slot as u64).collect();
         let work = self.stream.run(move |communicator| {
@@ -317,7 +502,11 @@ impl Reducer {
         Ok(work.wait()?.into_iter().map(|slot| slot as usize).collect())
     }
 
-    /// Uses `plan` from now on. Fails within a backward pass.
+    /// Uses `plan` from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] within a backward pass.
     pub fn replan(&mut self, plan: BucketPlan) -> Result<()> {
         if let State::Collecting(_) = self.state {
             return Err(Error::State("buckets cannot change within a backward pass"));
@@ -330,6 +519,11 @@ impl Reducer {
     /// The layout in use.
     pub fn plan(&self) -> &BucketPlan {
         &self.plan
+    }
+
+    /// The tree in which micro-shards are added, if they are.
+    pub fn shards(&self) -> Option<Shards> {
+        self.shards
     }
 
     /// A counter of the buckets reduced so far, for other threads to watch.
@@ -350,52 +544,44 @@ impl Reducer {
                 values,
                 missing,
                 full,
+                ..
             } = bucket
             && due(*missing)
         {
             let (index, full) = (pass.next, *full);
-            let mut values = mem::replace(values, Buffer::F32(Vec::new()));
-            for &slot in self.plan.slots_in(index) {
-                if !pass.seen[slot] {
-                    values.fill(self.plan.locate(slot).1, 0.0);
+            let mut values = mem::replace(values, Buffer::none());
+            pass.seal(&mut values, index, &self.plan, self.shards.is_some());
+            let parts = match self.shards {
+                None => vec![values],
+                Some(shards) => {
+                    let shard = shards.own().end - 1;
+                    pass.push(index, shard, values, &mut self.spare)?;
+                    pass.take_parts(index, shards, &mut self.spare)?
                 }
-            }
-            if index == 0 {
-                write_totals(
-                    &mut values,
-                    self.plan.totals().start,
-                    pass.samples,
-                    pass.loss,
-                );
-            }
-            if index == self.plan.len() - 1 {
-                for (at, &seen) in self.plan.used().zip(&pass.seen) {
-                    // A stand-in for a missing batch does not count as use.
-                    values.fill(at..at + 1, f64::from(u8::from(seen && pass.samples > 0)));
-                }
-            }
-            let totals = pass.totals.clone();
-            let totals_at = (index == 0).then(|| self.plan.totals().start);
-            let gradients = self.plan.gradients_in(index);
+            };
+            let slots = match self.wants_norm {
+                true => self.plan.slots_in(index),
+                false => &[],
+            };
+            let parcel = Parcel {
+                parts,
+                gradients: self.plan.gradients_in(index),
+                totals_at: (index == 0).then(|| self.plan.totals()),
+                totals: pass.totals.clone(),
+                squares_of: slots.iter().map(|&slot| self.plan.locate(slot).1).collect(),
+                shards: self.shards,
+                hook: self.hook.clone(),
+            };
             let progress = self.progress.clone();
+            let (rank, bytes) = (self.stream.place().rank, self.plan.bytes(index));
             let work = self.stream.run(move |communicator| {
-                let start = Instant::now();
-                match &mut values {
-                    Buffer::F32(values) => {
-                        mean(communicator, values, gradients, totals_at, &totals)
-                    }
-                    Buffer::F64(values) => {
-                        mean(communicator, values, gradients, totals_at, &totals)
-                    }
-                }?;
+                let span =
+                    tracing::info_span!(target: "lockstep", "bucket", rank, bucket = index, bytes);
+                let arrived = span.in_scope(|| parcel.travel(communicator))?;
                 progress.0.fetch_add(1, Ordering::Release);
-                Ok(Done {
-                    values,
-                    start,
-                    end: Instant::now(),
-                })
+                Ok(arrived)
             });
-            *bucket = Bucket::Reducing { work, full };
+            pass.buckets[index] = Bucket::Reducing { work, full };
             pass.next += 1;
         }
         Ok(())
@@ -411,137 +597,97 @@ impl State {
     }
 }
 
-impl Gradient<'_> {
-    fn describe(self) -> String {
-        match self {
-            Self::F32(values) => format!("{} x f32", values.len()),
-            Self::F64(values) => format!("{} x f64", values.len()),
-        }
-    }
-}
-
-impl Buffer {
-    /// The values, if they are f32.
-    pub fn as_f32(&self) -> Option<&[f32]> {
-        match self {
-            Self::F32(values) => Some(values),
-            Self::F64(_) => None,
-        }
-    }
-
-    /// The values, if they are f64.
-    pub fn as_f64(&self) -> Option<&[f64]> {
-        match self {
-            Self::F64(values) => Some(values),
-            Self::F32(_) => None,
-        }
-    }
-
-    /// A spare buffer of that type and length, with old values in it, or a new one of zeros.
-    fn take(spare: &mut Vec<Buffer>, dtype: Float, len: usize) -> Self {
-        let fits = |buffer: &Buffer| match buffer {
-            Self::F32(values) => dtype == Float::F32 && values.len() == len,
-            Self::F64(values) => dtype == Float::F64 && values.len() == len,
-        };
-        match (spare.iter().position(fits), dtype) {
-            (Some(at), _) => spare.swap_remove(at),
-            (None, Float::F32) => Self::F32(vec![0.0; len]),
-            (None, Float::F64) => Self::F64(vec![0.0; len]),
-        }
-    }
-
-    fn fill(&mut self, range: std::ops::Range<usize>, value: f64) {
-        match self {
-            Self::F32(values) => values[range].fill(value as f32),
-            Self::F64(values) => values[range].fill(value),
-        }
-    }
-
-    fn at(&self, index: usize) -> f64 {
-        match self {
-            Self::F32(values) => values[index].into(),
-            Self::F64(values) => values[index],
-        }
-    }
-}
-
-/// f32 or f64.
-trait Real: Element + Copy + std::ops::Mul<Output = Self> + std::ops::DivAssign {
-    fn from_f64(value: f64) -> Self;
-    fn to_f64(self) -> f64;
-}
-
-impl Real for f32 {
-    fn from_f64(value: f64) -> Self {
-        value as f32
-    }
-
-    fn to_f64(self) -> f64 {
-        self.into()
-    }
-}
-
-impl Real for f64 {
-    fn from_f64(value: f64) -> Self {
-        value
-    }
-
-    fn to_f64(self) -> f64 {
-        self
-    }
-}
-
-/// Copies `gradient`, a mean over `samples`, as a sum over them.
-fn weigh<T: Real>(values: &mut [T], gradient: &[T], samples: usize) {
-    match samples {
-        // The gradient of a stand-in may be NaN, and NaN x 0 is NaN.
-        0 => values.fill(T::from_f64(0.0)),
-        1 => values.copy_from_slice(gradient),
-        _ => {
-            let weight = T::from_f64(samples as f64);
-            for (value, &gradient) in values.iter_mut().zip(gradient) {
-                *value = gradient * weight;
+impl Pass {
+    /// Completes the buffer of a bucket: zeros for what did not come, and the tail. A `leaf` is
+    /// one micro-shard, else it is all micro-batches so far.
+    fn seal(&self, values: &mut Buffer, index: usize, plan: &BucketPlan, leaf: bool) {
+        for &slot in plan.slots_in(index) {
+            let came = match leaf {
+                true => self.micro.seen[slot],
+                false => self.used[slot] > 0,
+            };
+            if !came {
+                values.fill(plan.locate(slot).1, 0.0);
             }
         }
-    }
-}
-
-fn write_totals(values: &mut Buffer, at: usize, samples: usize, loss: f64) {
-    for limb in 0..LIMBS {
-        let bits = (samples >> (limb * LIMB_BITS)) & ((1 << LIMB_BITS) - 1);
-        values.fill(at + limb..at + limb + 1, bits as f64);
-    }
-    let weighted = if samples == 0 {
-        0.0
-    } else {
-        loss * samples as f64
-    };
-    values.fill(at + LIMBS..at + LIMBS + 1, weighted);
-}
-
-/// Sums a bucket over the ranks and divides its gradients by the sample total.
-///
-/// The first bucket brings the total; the stream is first in, first out, so the others find it.
-fn mean<T: Real>(
-    communicator: &mut Communicator,
-    values: &mut [T],
-    gradients: usize,
-    totals_at: Option<usize>,
-    totals: &OnceLock<Totals>,
-) -> collectives::Result<()> {
-    communicator.all_reduce(values, ReduceOp::Sum)?;
-    if let Some(at) = totals_at {
-        let limb = |limb: usize| (values[at + limb].to_f64() as u64) << (limb * LIMB_BITS);
-        let samples = (0..LIMBS).map(limb).sum::<u64>();
-        let loss = values[at + LIMBS].to_f64() / samples as f64;
-        totals.get_or_init(|| Totals { samples, loss });
-    }
-    let total = totals.get().map_or(0, |totals| totals.samples);
-    if total > 0 {
-        let total = T::from_f64(total as f64);
-        for value in &mut values[..gradients] {
-            *value /= total;
+        if index == 0 {
+            let (samples, loss) = match leaf {
+                true => (self.micro.samples, self.micro.weighted_loss),
+                false => (self.samples, self.weighted_loss),
+            };
+            Totals::write(values, plan.totals(), samples, loss);
+        }
+        if index == plan.len() - 1 {
+            for (slot, at) in plan.used().enumerate() {
+                let used = match leaf {
+                    true => usize::from(self.micro.seen[slot] && self.micro.samples > 0),
+                    false => self.used[slot],
+                };
+                values.fill(at..at + 1, used as f64);
+            }
+            let at = plan.non_finite();
+            values.fill(at..at + 1, f64::from(u8::from(!self.finite)));
         }
     }
-    Ok(())
+
+    /// Adds the leaf of a micro-shard to the tree of a bucket.
+    fn push(
+        &mut self,
+        index: usize,
+        shard: usize,
+        leaf: Buffer,
+        spare: &mut Vec<Buffer>,
+    ) -> Result<()> {
+        let Bucket::Filling { sum, .. } = &mut self.buckets[index] else {
+            return Err(Error::State("a bucket left before its last micro-shard"));
+        };
+        sum.push(shard, leaf, |left, right| {
+            left.add(&right);
+            spare.push(right);
+        });
+        Ok(())
+    }
+
+    /// What this rank sends of a bucket's tree: the closed sum, or its blocks.
+    fn take_parts(
+        &mut self,
+        index: usize,
+        shards: Shards,
+        spare: &mut Vec<Buffer>,
+    ) -> Result<Vec<Buffer>> {
+        let Bucket::Filling { sum, .. } = &mut self.buckets[index] else {
+            return Err(Error::State("a bucket left before its last micro-shard"));
+        };
+        let sum = mem::take(sum);
+        if !shards.is_closed() {
+            return Ok(sum.into_values());
+        }
+        let closed = sum.finish(|left, right| {
+            left.add(&right);
+            spare.push(right);
+        });
+        Ok(closed.into_iter().collect())
+    }
+}
+
+impl Totals {
+    pub(crate) fn read<T: Real>(at: &[T]) -> Self {
+        let limb = |limb: usize| (at[limb].to_f64() as u64) << (limb * LIMB_BITS);
+        let samples = (0..LIMBS).map(limb).sum::<u64>();
+        let loss = at[LIMBS].to_f64() / samples as f64;
+        Self {
+            samples,
+            // Whose bits a NaN keeps depends on who was added first.
+            loss: if loss.is_nan() { f64::NAN } else { loss },
+        }
+    }
+
+    fn write(values: &mut Buffer, range: Range<usize>, samples: usize, weighted_loss: f64) {
+        let at = range.start;
+        for limb in 0..LIMBS {
+            let bits = (samples >> (limb * LIMB_BITS)) & ((1 << LIMB_BITS) - 1);
+            values.fill(at + limb..at + limb + 1, bits as f64);
+        }
+        values.fill(at + LIMBS..at + LIMBS + 1, weighted_loss);
+    }
 }

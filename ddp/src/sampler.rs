@@ -3,6 +3,7 @@
 //! The g-th global batch holds the same rows for every world size; the ranks share it out.
 use collectives::{Partition, Place};
 
+use crate::shards::Shards;
 use crate::{Error, Result};
 
 /// Deals the rows of a data set, global batch by global batch.
@@ -29,6 +30,7 @@ pub struct DistributedSampler {
     rows: usize,
     global_batch: usize,
     place: Place,
+    shards: Option<Shards>,
     seed: Option<u64>,
     next_epoch: u64,
 }
@@ -40,6 +42,58 @@ pub struct Batch {
     pub rows: Vec<usize>,
     /// How many of them count: all, or 0 when the one row is a stand-in.
     pub samples: usize,
+    /// Rows of each micro-shard, where there are any.
+    shards: Vec<usize>,
+}
+
+impl Batch {
+    fn new(rows: &[usize], stand_in: usize) -> Self {
+        Self {
+            rows: match rows {
+                [] => vec![stand_in],
+                rows => rows.to_vec(),
+            },
+            samples: rows.len(),
+            shards: Vec::new(),
+        }
+    }
+
+    /// This rank's [micro-shards](DistributedSampler::with_micro_shards) of the batch, in order:
+    /// each with at least a stand-in to run on. Without micro-shards, the batch itself.
+    pub fn micro_shards(&self) -> Vec<Self> {
+        if self.shards.is_empty() {
+            return vec![self.clone()];
+        }
+        self.pieces(self.shards.iter().copied())
+    }
+
+    /// The batch in `pieces` micro-batches, balanced, the larger first; at least one row each, so
+    /// fewer pieces where rows are few.
+    ///
+    /// ```
+    /// use collectives::Place;
+    /// let alone = Place { rank: 0, world: 1 };
+    /// let mut sampler = ddp::DistributedSampler::new(5, 5, alone)?;
+    /// let batch = sampler.epoch().next().unwrap();
+    /// let sizes: Vec<_> = batch.micro_batches(2).iter().map(|piece| piece.samples).collect();
+    /// assert_eq!(sizes, [3, 2]);
+    /// # Ok::<(), ddp::Error>(())
+    /// ```
+    pub fn micro_batches(&self, pieces: usize) -> Vec<Self> {
+        let pieces = pieces.clamp(1, self.samples.max(1));
+        let cut = Partition::new(self.samples, pieces);
+        self.pieces((0..pieces).map(|piece| cut.range(piece).len()))
+    }
+
+    fn pieces(&self, lens: impl Iterator<Item = usize>) -> Vec<Self> {
+        let mut rest = &self.rows[..self.samples];
+        lens.map(|len| {
+            let (piece, others) = rest.split_at(len);
+            rest = others;
+            Self::new(piece, self.rows[0])
+        })
+        .collect()
+    }
 }
 
 impl DistributedSampler {
@@ -63,8 +117,34 @@ impl DistributedSampler {
             rows,
             global_batch,
             place,
+            shards: None,
             seed: None,
             next_epoch: 0,
+        })
+    }
+
+    /// Cuts every global batch into `shards` balanced micro-shards first, and deals the ranks runs
+    /// of those: which rows make up a shard does not depend on the world size.
+    ///
+    /// ```
+    /// use collectives::Place;
+    /// use ddp::DistributedSampler;
+    ///
+    /// let place = Place { rank: 1, world: 2 };
+    /// let mut sampler = DistributedSampler::new(8, 8, place)?.with_micro_shards(4)?;
+    /// let batch = sampler.epoch().next().unwrap();
+    /// let shards: Vec<_> = batch.micro_shards().into_iter().map(|shard| shard.rows).collect();
+    /// assert_eq!(shards, [[4, 5], [6, 7]]);
+    /// # Ok::<(), ddp::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if there are fewer shards than ranks.
+    pub fn with_micro_shards(self, shards: usize) -> Result<Self> {
+        Ok(Self {
+            shards: Some(Shards::new(shards, self.place)?),
+            ..self
         })
     }
 
@@ -100,20 +180,19 @@ impl DistributedSampler {
             Some(seed) => shuffled(self.rows, seed, epoch),
             None => (0..self.rows).collect(),
         };
-        let (global_batch, place) = (self.global_batch, self.place);
+        let (global_batch, place, shards) = (self.global_batch, self.place, self.shards);
         (0..self.steps()).map(move |step| {
             let end = order.len().min((step + 1) * global_batch);
             let global = &order[step * global_batch..end];
-            let part = Partition::new(global.len(), place.world).range(place.rank);
-            match part.len() {
-                0 => Batch {
-                    rows: vec![global[0]],
-                    samples: 0,
-                },
-                samples => Batch {
-                    rows: global[part].to_vec(),
-                    samples,
-                },
+            let Some(shards) = shards else {
+                let part = Partition::new(global.len(), place.world).range(place.rank);
+                return Batch::new(&global[part], global[0]);
+            };
+            let cut = Partition::new(global.len(), shards.count());
+            let lens = shards.own().map(|shard| cut.range(shard).len());
+            Batch {
+                shards: lens.collect(),
+                ..Batch::new(&global[cut.span(shards.own())], global[0])
             }
         })
     }

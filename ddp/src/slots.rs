@@ -9,8 +9,9 @@ use burn::tensor::{Bool, DType, Device, Gradients, Int, Tensor, TensorData};
 use collectives::Communicator;
 
 use crate::bucket::{Float, SlotSpec};
+use crate::hash::fnv1a;
 use crate::tap::{Tap, TappedParameter, view};
-use crate::{Error, Result};
+use crate::{DdpConfig, Error, Result, exact, platform};
 
 /// Bytes of a parameter that travel in one broadcast.
 const PIECE: usize = 4 << 20;
@@ -95,9 +96,16 @@ impl Slots {
         Ok(())
     }
 
-    /// Fails on every rank, with the same error, unless all ranks have this signature and `settings`.
-    pub(crate) fn verify(&self, settings: &str, communicator: &mut Communicator) -> Result<()> {
-        let text = format!("{settings}\n{}", self.signature);
+    /// Fails on every rank, with the same error, unless all ranks have this signature, `settings`
+    /// and `platform`, of which each may be several lines.
+    pub(crate) fn verify(
+        &self,
+        settings: &str,
+        platform: &str,
+        communicator: &mut Communicator,
+    ) -> Result<()> {
+        let head = format!("{platform}\n{settings}\n");
+        let text = head.trim_start().to_owned() + &self.signature;
         let mut hashes = vec![0; communicator.world_size()];
         communicator.all_gather(&[fnv1a(text.as_bytes())], &mut hashes)?;
         let differs = |rank: &usize| hashes[*rank] != hashes[0];
@@ -119,19 +127,19 @@ impl Slots {
         let at = (0..lines)
             .find(|&at| line(&zero, at) != line(&other, at))
             .unwrap_or_default();
-        Err(Error::ModelMismatch {
-            ranks,
-            line: at + 1,
-            zero: line(&zero, at),
-            other: line(&other, at),
+        let line_number = at + 1;
+        let (zero, other) = (line(&zero, at), line(&other, at));
+        Err(if at < platform.lines().count() {
+            Error::PlatformMismatch { ranks, zero, other }
+        } else {
+            Error::ModelMismatch {
+                ranks,
+                line: line_number,
+                zero,
+                other,
+            }
         })
     }
-}
-
-/// FNV-1a, 64 bits (Fowler, Noll, Vo; RFC 9923).
-fn fnv1a(bytes: &[u8]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// A replica of `module` with rank 0's values in all parameters, frozen ones and buffers too.
@@ -142,7 +150,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 /// then each value is read, overwritten by rank 0's, and made a leaf again.
 pub(crate) fn replicate<M: Module>(
     module: M,
-    settings: &str,
+    config: &DdpConfig,
     communicator: &mut Communicator,
 ) -> Result<(M, Slots)> {
     let mut devices = Devices::default();
@@ -154,7 +162,14 @@ pub(crate) fn replicate<M: Module>(
     // From here on a value has one owner, unless the caller keeps a clone.
     drop(module);
     let slots = Slots::number(&replica)?;
-    slots.verify(settings, communicator)?;
+    let platform = match config.micro_shards {
+        0 => "",
+        _ => {
+            exact::refuse_inexact(&replica)?;
+            platform::describe()
+        }
+    };
+    slots.verify(&config.signature(), platform, communicator)?;
     let mut broadcast = Broadcast {
         communicator,
         devices: devices.0.into_iter(),
@@ -402,7 +417,7 @@ pub(crate) fn leaf_gradients<M: Module>(
     module: &M,
     slots: &Slots,
     gradients: &Gradients,
-    take: impl FnMut(usize, crate::reducer::Gradient<'_>) -> Result<()>,
+    take: impl FnMut(usize, crate::buffer::Gradient<'_>) -> Result<()>,
 ) -> Result<()> {
     let mut visitor = Leaves {
         slots,
@@ -423,7 +438,7 @@ struct Leaves<'a, F> {
     result: Result<()>,
 }
 
-impl<F: FnMut(usize, crate::reducer::Gradient<'_>) -> Result<()>> ModuleVisitor for Leaves<'_, F> {
+impl<F: FnMut(usize, crate::buffer::Gradient<'_>) -> Result<()>> ModuleVisitor for Leaves<'_, F> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(slot) = self.slots.find(param.id)
             && !mem::replace(&mut self.seen[slot], true)

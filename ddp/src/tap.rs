@@ -24,7 +24,8 @@ use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 
-use crate::reducer::{Gradient, Reducer};
+use crate::buffer::Gradient;
+use crate::reducer::Reducer;
 use crate::{Error, Result};
 
 /// A backend whose gradients may be seen on the host without a copy.

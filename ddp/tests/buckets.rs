@@ -76,7 +76,8 @@ proptest! {
         let last = plan.len() - 1;
         prop_assert_eq!(plan.totals().start, plan.gradients_in(0));
         prop_assert_eq!(plan.used().len(), slots.len());
-        prop_assert_eq!(plan.used().end, plan.elements(last));
+        prop_assert_eq!(plan.used().end, plan.non_finite());
+        prop_assert_eq!(plan.non_finite() + 1, plan.elements(last));
         if last == 0 {
             prop_assert_eq!(plan.totals().end, plan.used().start);
         } else {
@@ -84,7 +85,7 @@ proptest! {
             prop_assert_eq!(plan.used().start, plan.gradients_in(last));
         }
         let gradients: usize = slots.iter().map(|slot| slot.len).sum();
-        prop_assert_eq!(plan.buckets().iter().sum::<usize>(), gradients + plan.totals().len() + slots.len());
+        prop_assert_eq!(plan.buckets().iter().sum::<usize>(), gradients + plan.totals().len() + slots.len() + 1);
     }
 }
 
@@ -116,7 +117,7 @@ fn without_slots_there_is_one_bucket_for_the_tails() {
     );
     assert_eq!(
         (plan.len(), plan.elements(0), plan.used().len()),
-        (1, plan.totals().len(), 0)
+        (1, plan.totals().len() + 1, 0)
     );
 }
 

@@ -41,6 +41,41 @@ fn a_backward_pass_allocates_less_than_two_buckets_beyond_burns_own() {
     });
 }
 
+/// Peak of the first step of one rank with that many micro-shards, all of one row.
+fn first_step_of(shards: usize) -> u64 {
+    let peaks = ranks(1, |communicator| {
+        let config = caps(CAP, CAP).with_micro_shards(shards);
+        let mut model = config.init(Mlp::new(&[256; 9], DType::F32), communicator)?;
+        let mut gradients = Ok(GradientsParams::new());
+        let peak = measure(|| {
+            gradients = model.accumulate(0..shards, |model, row| (model.loss(&[row]), 1));
+        });
+        gradients?;
+        let plan = model.plan();
+        let buckets: usize = (0..plan.len()).map(|bucket| plan.bytes(bucket)).sum();
+        let waiting = model.shards().unwrap().partial_sums(0);
+        assert_eq!(model.last_step().partial_bytes, waiting * buckets);
+        Ok(peak.bytes_max)
+    });
+    peaks[0]
+}
+
+#[test]
+fn micro_shards_cost_the_partial_sums_that_are_predicted_and_nothing_else() {
+    // With one shard the first forward pass, which builds the rungs, falls into the peak.
+    let [one, two, four, eight] = [1, 2, 4, 8].map(first_step_of);
+    // Tails, and what Burn keeps of a pass of one row, are far below an eighth of the gradients.
+    let most = |sums: u64| sums * GRADIENTS + GRADIENTS / 8;
+    assert!(two - one <= most(1), "{one} {two}");
+    for (more, sums) in [(four - two, 1), (eight - two, 2)] {
+        let predicted = sums * GRADIENTS..=most(sums);
+        assert!(
+            predicted.contains(&more),
+            "{more} bytes, {sums} x {GRADIENTS} predicted"
+        );
+    }
+}
+
 #[test]
 fn a_forward_pass_without_backward_keeps_nothing_alive_beyond_the_model() {
     ranks(1, |communicator| {

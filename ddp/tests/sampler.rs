@@ -55,13 +55,10 @@ fn evaluation_sees_each_row_once_whatever_the_world_size() {
 fn a_rank_without_rows_gets_a_stand_in_that_does_not_count() {
     for rank in 3..7 {
         let batches: Vec<Batch> = sampler(3, 7, rank, 7).epoch().collect();
-        assert_eq!(
-            batches,
-            [Batch {
-                rows: vec![0],
-                samples: 0
-            }]
-        );
+        let [Batch { rows, samples, .. }] = &batches[..] else {
+            panic!("{} batches", batches.len());
+        };
+        assert_eq!((&rows[..], *samples), (&[0][..], 0));
     }
 }
 

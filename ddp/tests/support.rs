@@ -162,11 +162,11 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn model(&self) -> Mlp {
+    pub(crate) fn model(&self) -> Mlp {
         Mlp::new(self.sizes, self.dtype)
     }
 
-    fn batches(&self, place: Place) -> Vec<Batch> {
+    pub(crate) fn batches(&self, place: Place) -> Vec<Batch> {
         let mut sampler = DistributedSampler::new(self.rows, self.global_batch, place)
             .unwrap()
             .with_shuffle(3);

@@ -84,6 +84,12 @@ impl Task {
         }
     }
 
+    /// The same with another number of steps.
+    pub(crate) fn with_steps(mut self, steps: usize) -> Self {
+        self.settings.train.steps = steps;
+        self
+    }
+
     /// Weights and biases of the model.
     pub fn parameters(&self) -> usize {
         let layers = self.settings.model.layers.windows(2);
@@ -102,6 +108,9 @@ impl Task {
         let batch = self.settings.train.global_batch_size;
         let sampler = DistributedSampler::new(rows, batch, place)?;
         let mut sampler = sampler.with_shuffle(self.settings.run.seed);
+        if self.settings.ddp.micro_shards > 0 {
+            sampler = sampler.with_micro_shards(self.settings.ddp.micro_shards)?;
+        }
         Ok(std::iter::repeat_with(move || sampler.epoch())
             .flatten()
             .take(self.steps()))
@@ -123,6 +132,22 @@ impl Task {
             self.features(samples, rows, device),
             Tensor::from_data(targets, device),
         )
+    }
+
+    /// The backward passes that a rank makes of its batch: its micro-shards if bits are to be equal
+    /// at every world size, else as many as are to be accumulated.
+    pub(crate) fn micro_batches(&self, batch: &Batch) -> Vec<Batch> {
+        match self.settings.ddp.micro_shards {
+            0 => batch.micro_batches(self.settings.train.accumulate),
+            _ => batch.micro_shards(),
+        }
+    }
+
+    /// The mean loss of `model` over training rows.
+    pub(crate) fn loss(&self, model: &Mlp, rows: &[usize], device: &Device) -> Tensor<1> {
+        let (features, targets) = self.train_rows(rows, device);
+        self.criterion(device)
+            .forward(model.forward(features), targets)
     }
 
     /// Mean cross-entropy.

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 
 use crate::fingerprint;
 
@@ -23,9 +23,98 @@ impl ModuleVisitor for Bits {
     }
 }
 
+/// A hash of each parameter, in visiting order.
+pub(crate) fn parameter_hashes<M: Module>(model: &M) -> Vec<u64> {
+    let weights = Weights::of(model).0.into_iter();
+    let hash = |(_, values): (String, Vec<f64>)| fingerprint(values.into_iter().map(f64::to_bits));
+    weights.map(hash).collect()
+}
+
+/// The values of a model, with the paths of its parameters, in visiting order.
+#[derive(Default)]
+pub(crate) struct Weights(Vec<(String, Vec<f64>)>);
+
+impl Weights {
+    pub(crate) fn of<M: Module>(model: &M) -> Self {
+        let mut visitor = Collect {
+            path: Vec::new(),
+            weights: Self::default(),
+        };
+        model.visit(&mut visitor);
+        visitor.weights
+    }
+
+    /// Path of a parameter.
+    pub(crate) fn name(&self, at: usize) -> &str {
+        &self.0[at].0
+    }
+
+    /// The first element of parameter `at` whose bits differ: its path, index, and both values.
+    pub(crate) fn first_difference(
+        &self,
+        other: &Self,
+        at: usize,
+    ) -> Option<(&str, usize, f64, f64)> {
+        let (name, own) = &self.0[at];
+        let pairs = own.iter().zip(&other.0[at].1);
+        pairs.enumerate().find_map(|(index, (&own, &other))| {
+            (own.to_bits() != other.to_bits()).then_some((name.as_str(), index, own, other))
+        })
+    }
+}
+
+struct Collect {
+    path: Vec<String>,
+    weights: Weights,
+}
+
+impl ModuleVisitor for Collect {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
+        let values = parameter.base().into_data().iter::<f64>().collect();
+        self.weights.0.push((self.path.join("."), values));
+    }
+}
+
 /// Multiplies every gradient by `factor`.
 pub(crate) fn scale_gradients<M: Module>(model: &M, gradients: &mut GradientsParams, factor: f64) {
     model.visit(&mut Scale { gradients, factor });
+}
+
+/// Turns over the lowest bit of the first gradient's first number, in f32 or f64.
+pub(crate) fn flip_last_bit<M: Module>(model: &M, gradients: &mut GradientsParams) {
+    model.visit(&mut Flip {
+        gradients,
+        done: false,
+    });
+}
+
+struct Flip<'a> {
+    gradients: &'a mut GradientsParams,
+    done: bool,
+}
+
+impl ModuleVisitor for Flip<'_> {
+    fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
+        if std::mem::replace(&mut self.done, true) {
+            return;
+        }
+        if let Some(gradient) = self.gradients.remove::<D>(parameter.id) {
+            let (device, dtype) = (gradient.device(), gradient.dtype());
+            let mut data = gradient.into_data();
+            // Little-endian numbers begin with their lowest bits.
+            TensorData::with_bytes_mut([&mut data], |bytes| bytes[0][0] ^= 1);
+            let flipped = Tensor::<D>::from_data(data, (&device, dtype));
+            self.gradients.register::<D>(parameter.id, flipped);
+        }
+    }
 }
 
 struct Scale<'a> {

@@ -66,10 +66,10 @@ impl Digits {
 #[test]
 fn both_loops_reach_the_same_loss() {
     let digits = Digits::new();
-    let all = Batch {
-        rows: (0..digits.data.train.len()).collect(),
-        samples: digits.data.train.len(),
-    };
+    let rows = digits.data.train.len();
+    let alone = Place { rank: 0, world: 1 };
+    let all = DistributedSampler::new(rows, rows, alone).unwrap().epoch();
+    let all = all.into_iter().next().unwrap();
     let end = |model: &Mlp| digits.loss(model, &all).into_scalar::<f32>();
     let plain = end(&plain::train(&digits));
     // 1440 rows in batches of 100: the last one has 40, and no batch cuts into three equal parts.

@@ -72,6 +72,7 @@ pub struct Communicator {
     plan: Plan,
     scratch: Scratch,
     stats: Stats,
+    last_route: Option<Route>,
     poison: Option<Error>,
 }
 
@@ -124,6 +125,7 @@ impl Communicator {
             plan: Plan::default(),
             scratch: Scratch::default(),
             stats: Stats::new(world),
+            last_route: None,
             poison: None,
         })
     }
@@ -161,6 +163,11 @@ impl Communicator {
     /// What was moved so far.
     pub fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    /// How the last collective was carried out; none before the first, and for single messages.
+    pub fn last_route(&self) -> Option<Route> {
+        self.last_route
     }
 
     /// The same communicator with another deadline, for the calls made through it.
@@ -242,6 +249,7 @@ impl Communicator {
             collective: fingerprint.call.collective,
             algorithm: fingerprint.algorithm,
         };
+        self.last_route = key.algorithm;
         self.stats.record(
             key,
             fingerprint.call.len,

@@ -75,6 +75,21 @@ struct Shared {
     /// Passes over the data.
     #[arg(long, value_name = "N")]
     epochs: Option<usize>,
+    /// Backward passes that each rank makes of its rows in a step, before one reduction.
+    #[arg(long, value_name = "N")]
+    accumulate: Option<usize>,
+    /// Cut each global batch into V micro-shards: the same bits for every number of ranks up to V.
+    #[arg(long, value_name = "V")]
+    micro_shards: Option<usize>,
+    /// Largest norm over all gradients; 0 for no limit.
+    #[arg(long, value_name = "NORM")]
+    max_grad_norm: Option<f64>,
+    /// How gradients travel: all_reduce, bf16 or fp16 (half the bytes), or noop (not at all).
+    #[arg(long, value_name = "HOOK")]
+    comm_hook: Option<String>,
+    /// Steps between two comparisons of all ranks' weights; 0 for none.
+    #[arg(long, value_name = "STEPS")]
+    check_replicas_every: Option<u64>,
     /// Largest bucket of gradients, in units of 2^20 bytes; 0 gives each parameter its own.
     #[arg(long, value_name = "MB")]
     bucket_cap_mb: Option<f64>,
@@ -128,6 +143,15 @@ impl Shared {
         };
         flags.add("--steps", "train.steps", by_epochs);
         flags.add("--epochs", "train.epochs", self.epochs);
+        flags.add("--accumulate", "train.accumulate", self.accumulate);
+        flags.add("--micro-shards", "ddp.micro_shards", self.micro_shards);
+        flags.number("--max-grad-norm", "ddp.max_grad_norm", self.max_grad_norm);
+        flags.add("--comm-hook", "ddp.comm_hook", self.comm_hook.clone());
+        flags.add(
+            "--check-replicas-every",
+            "ddp.check_replicas_every",
+            self.check_replicas_every,
+        );
         flags.number("--bucket-cap-mb", "ddp.bucket_cap_mb", self.bucket_cap_mb);
         flags.number(
             "--first-bucket-mb",
@@ -153,6 +177,13 @@ pub struct CompareFlags {
     /// Largest difference of losses that passes [default: 1e-5 in f32, 1e-10 in f64].
     #[arg(long)]
     tolerance: Option<f64>,
+    /// World sizes, one run of each data-parallel mode for each.
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    world_sizes: Option<Vec<usize>>,
+    /// Hold every loss and every weight against the single process's by ==; needs --micro-shards.
+    /// Modes are then single, ddp:ring, ddp:tree, ddp:halving, ddp:direct unless set.
+    #[arg(long)]
+    exact: bool,
     /// Folder for the curves.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -171,6 +202,7 @@ enum Injected {
     NoAllReduce,
     PlainMean,
     FullBatch,
+    OneBit,
 }
 
 impl CompareFlags {
@@ -183,10 +215,20 @@ impl CompareFlags {
         let mut flags = self.shared.flags()?;
         flags.add("--modes", "compare.modes", self.modes.clone());
         flags.number("--tolerance", "compare.tolerance", self.tolerance);
+        flags.add(
+            "--world-sizes",
+            "compare.world_sizes",
+            self.world_sizes.clone(),
+        );
+        flags.add("--exact", "compare.exact", self.exact.then_some(true));
         let out = self.out.as_ref().map(|out| out.display().to_string());
         flags.add("--out", "compare.out", out);
         let file = self.shared.config.as_deref();
-        let mut settings = resolve(&Settings::compare(), file, &flags.0)?;
+        let defaults = match self.exact {
+            true => Settings::exact(),
+            false => Settings::compare(),
+        };
+        let mut settings = resolve(&defaults, file, &flags.0)?.settle();
         settings.check()?;
         if let Some(fault) = self.fault() {
             fault.prepare(&mut settings)?;
@@ -211,6 +253,7 @@ impl CompareFlags {
             Injected::NoAllReduce => Fault::NoAllReduce,
             Injected::PlainMean => Fault::PlainMean,
             Injected::FullBatch => Fault::FullBatch,
+            Injected::OneBit => Fault::OneBit,
         })
     }
 }
@@ -246,7 +289,7 @@ impl TrainFlags {
         };
         let mut flags = self.shared.flags()?;
         flags.algorithm(self.algorithm.clone());
-        let settings = resolve(&defaults, self.shared.config.as_deref(), &flags.0)?;
+        let settings = resolve(&defaults, self.shared.config.as_deref(), &flags.0)?.settle();
         settings.check()?;
         Ok(settings)
     }

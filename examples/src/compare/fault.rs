@@ -15,12 +15,18 @@ pub enum Fault {
     /// Ranks count alike, however many rows they have. Needs batches that do
     /// not divide by the world size; see [`Fault::prepare`].
     PlainMean,
+    /// The lowest bit of one mean gradient is turned over in one step, on all ranks alike: no
+    /// tolerance shows it, and equal bits do.
+    OneBit,
     /// Every rank trains the whole global batch: the right losses, for N times
     /// the work. The losses cannot show it; the count of rows does.
     FullBatch,
 }
 
 impl Fault {
+    /// The step in which [`Fault::OneBit`] strikes, from 0.
+    pub(super) const ONE_BIT_STEP: usize = 4;
+
     /// Changes settings under which the fault would not show: a plain mean
     /// over even parts is the right mean, so that an even global batch loses
     /// half a row a rank (96 rows on 4 ranks become 94: 24, 24, 23, 23).

@@ -1,11 +1,13 @@
 //! The same training by ranks, rightly or with a fault.
 
+use std::collections::BTreeSet;
+
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
-use collectives::{Choice, Collective, Communicator, Place, Row, launch};
+use collectives::{Choice, Collective, Communicator, Place, Row, Stats, launch};
 
 use super::Fault;
-use crate::weights::{scale_gradients, weights_hash};
+use crate::weights::{Weights, flip_last_bit, parameter_hashes, scale_gradients, weights_hash};
 use crate::{Error, Task, optimizer};
 
 /// What one rank saw.
@@ -17,9 +19,15 @@ pub(super) struct RankRun {
     pub(super) rows: Vec<u64>,
     /// A hash of its final weights.
     pub(super) weights_hash: u64,
+    /// A hash of each parameter after each step, and the final weights, on rank 0 where bits are
+    /// compared.
+    pub(super) hashes: Vec<Vec<u64>>,
+    pub(super) weights: Weights,
+    /// Most bytes of partial sums that waited for their twin at one time.
+    pub(super) partial_bytes: usize,
     /// Buckets a step, by the plan in force at the end.
     pub(super) buckets: usize,
-    /// What its all-reduces moved, and were predicted to.
+    /// What its reductions moved, and were predicted to.
     pub(super) moved: Row,
     /// The algorithms that carried them out.
     pub(super) algorithms: Vec<String>,
@@ -31,69 +39,105 @@ pub(super) struct RankRun {
 pub(super) fn run(
     task: &Task,
     choice: &Choice,
+    world: usize,
     fault: Option<Fault>,
 ) -> Result<Vec<RankRun>, Error> {
     let settings = task.settings();
     let mut config = settings.collectives.clone().with_algorithm(choice.clone());
     config.all_reduce = None;
-    let runs = launch::spawn(
-        settings.run.world_size,
-        &config,
-        |communicator| match fault {
-            Some(Fault::NoAllReduce) => run_alone(task, communicator.place()),
-            _ => run_rank(task, communicator, fault),
-        },
-    )?;
+    let runs = launch::spawn(world, &config, |communicator| match fault {
+        Some(Fault::NoAllReduce) => run_alone(task, communicator.place()),
+        _ => run_rank(task, communicator, fault),
+    })?;
     Ok(runs)
 }
 
 fn run_rank(task: &Task, communicator: Communicator, fault: Option<Fault>) -> ddp::Result<RankRun> {
     let place = communicator.place();
     let device = Device::flex().autodiff();
-    let lr = task.settings().optim.lr;
+    let settings = task.settings();
+    let lr = settings.optim.lr;
     let mut losses = Vec::new();
     let mut rows = Vec::new();
+    let mut hashes = Vec::new();
     let mut hidden = 0.0;
+    let mut partial_bytes = 0;
 
     let model = task.model(&device);
-    let mut model = task.settings().ddp.init(model, communicator)?;
-    let mut optim = optimizer(&task.settings().optim);
-    let criterion = task.criterion(&device);
+    let mut model = settings.ddp.init(model, communicator)?;
+    let mut optim = optimizer(&settings.optim);
+    let at_first = reductions(&model.stats()?);
     let dealt = match fault {
         Some(Fault::FullBatch) => Place { rank: 0, world: 1 },
         _ => place,
     };
     for batch in task.batches(dealt)? {
-        let (features, targets) = task.train_rows(&batch.rows, &device);
-        // Counted where the rows enter the model; a stand-in does not count.
-        rows.push(match batch.samples {
-            0 => 0,
-            _ => features.dims()[0] as u64,
-        });
-        let loss = criterion.forward(model.forward(features), targets);
-        let samples = match fault {
-            Some(Fault::PlainMean) => batch.samples.min(1),
-            _ => batch.samples,
-        };
-        let mut gradients = model.backward(loss, samples)?;
-        if fault == Some(Fault::SumForMean) {
-            scale_gradients(model.module(), &mut gradients, place.world as f64);
+        let mut rows_of_step = 0;
+        let mut gradients = model.accumulate(task.micro_batches(&batch), |model, batch| {
+            // Counted where the rows enter the model; a stand-in does not count.
+            rows_of_step += match batch.samples {
+                0 => 0,
+                _ => batch.rows.len() as u64,
+            };
+            let samples = match fault {
+                Some(Fault::PlainMean) => batch.samples.min(1),
+                _ => batch.samples,
+            };
+            (task.loss(model, &batch.rows, &device), samples)
+        })?;
+        rows.push(rows_of_step);
+        match fault {
+            Some(Fault::SumForMean) => {
+                scale_gradients(model.module(), &mut gradients, place.world as f64);
+            }
+            Some(Fault::OneBit) if losses.len() == Fault::ONE_BIT_STEP => {
+                flip_last_bit(model.module(), &mut gradients);
+            }
+            _ => {}
         }
         model.step(lr, &mut optim, gradients)?;
+        if settings.compare.exact && place.rank == 0 {
+            hashes.push(parameter_hashes(model.module()));
+        }
         losses.push(model.last_step().loss);
         hidden += model.last_step().hidden();
+        partial_bytes = partial_bytes.max(model.last_step().partial_bytes);
     }
-    let stats = model.stats()?;
-    let algorithms = stats.algorithms(Collective::AllReduce);
+    let moved = minus(reductions(&model.stats()?), at_first);
+    let record = model.last_step();
+    let algorithms: BTreeSet<_> = record.buckets.iter().map(|b| b.algorithm.clone()).collect();
     Ok(RankRun {
         hidden: hidden / losses.len() as f64,
         losses,
         rows,
         buckets: model.plan().len(),
-        moved: stats.of(Collective::AllReduce),
-        algorithms: algorithms.map(|algorithm| algorithm.to_string()).collect(),
+        moved,
+        algorithms: algorithms.into_iter().collect(),
+        partial_bytes,
         weights_hash: weights_hash(model.module()),
+        hashes,
+        weights: match place.rank {
+            0 => Weights::of(model.module()),
+            _ => Weights::default(),
+        },
     })
+}
+
+/// What reductions moved so far: all-reduces, and where micro-shards do not close the exchange and
+/// the gathering of their blocks.
+fn reductions(stats: &Stats) -> Row {
+    stats.of(Collective::AllReduce)
+        + stats.of(Collective::AllToAll)
+        + stats.of(Collective::AllGather)
+}
+
+/// The bytes of `row` beyond those of `before`.
+fn minus(row: Row, before: Row) -> Row {
+    Row {
+        bytes_sent: row.bytes_sent - before.bytes_sent,
+        predicted_sent: row.predicted_sent - before.predicted_sent,
+        ..row
+    }
 }
 
 /// The fault of a rank that reduces nothing: a plain loop over its own part.
@@ -101,21 +145,24 @@ fn run_alone(task: &Task, place: Place) -> ddp::Result<RankRun> {
     let device = Device::flex().autodiff();
     let mut losses = Vec::new();
     let mut rows = Vec::new();
+    let mut hashes = Vec::new();
     let mut model = task.model(&device);
     let mut optim = optimizer(&task.settings().optim);
-    let criterion = task.criterion(&device);
     for batch in task.batches(place)? {
-        let (features, targets) = task.train_rows(&batch.rows, &device);
-        let loss = criterion.forward(model.forward(features), targets);
+        let loss = task.loss(&model, &batch.rows, &device);
         losses.push(loss.clone().into_scalar::<f64>());
         rows.push(batch.samples as u64);
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(task.settings().optim.lr, model, gradients);
+        hashes.push(parameter_hashes(&model));
     }
     Ok(RankRun {
         losses,
         rows,
         weights_hash: weights_hash(&model),
+        hashes,
+        weights: Weights::of(&model),
+        partial_bytes: 0,
         buckets: 0,
         moved: Row::default(),
         algorithms: Vec::new(),

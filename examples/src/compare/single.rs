@@ -5,7 +5,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use collectives::Place;
 
-use crate::weights::weights_hash;
+use super::shards;
+use crate::weights::{Weights, parameter_hashes, weights_hash};
 use crate::{Error, Task, optimizer};
 
 /// What the single process saw.
@@ -16,29 +17,45 @@ pub(super) struct Reference {
     pub(super) rows: Vec<u64>,
     /// A hash of the final weights.
     pub(super) weights_hash: u64,
+    /// A hash of each parameter after each step, where bits are compared.
+    pub(super) hashes: Vec<Vec<u64>>,
+    /// The final weights.
+    pub(super) weights: Weights,
 }
 
 pub(super) fn run(task: &Task) -> Result<Reference, Error> {
     let alone = Place { rank: 0, world: 1 };
     let device = Device::flex().autodiff();
-    let lr = task.settings().optim.lr;
+    let settings = task.settings();
+    let precision = settings.model.dtype;
     let mut losses = Vec::new();
     let mut rows = Vec::new();
+    let mut hashes = Vec::new();
 
     let mut model = task.model(&device);
-    let mut optim = optimizer(&task.settings().optim);
-    let criterion = task.criterion(&device);
+    let mut optim = optimizer(&settings.optim);
     for batch in task.batches(alone)? {
-        let (features, targets) = task.train_rows(&batch.rows, &device);
-        let loss = criterion.forward(model.forward(features), targets);
-        losses.push(loss.clone().into_scalar::<f64>());
         rows.push(batch.rows.len() as u64);
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(lr, model, gradients);
+        let gradients = if settings.ddp.micro_shards > 0 {
+            let loss = |model: &_, rows: &[usize]| task.loss(model, rows, &device);
+            let (gradients, loss) = shards::backward(&model, &batch, precision, loss);
+            losses.push(loss);
+            gradients
+        } else {
+            let loss = task.loss(&model, &batch.rows, &device);
+            losses.push(loss.clone().into_scalar::<f64>());
+            GradientsParams::from_grads(loss.backward(), &model)
+        };
+        model = optim.step(settings.optim.lr, model, gradients);
+        if settings.compare.exact {
+            hashes.push(parameter_hashes(&model));
+        }
     }
     Ok(Reference {
         losses,
         rows,
         weights_hash: weights_hash(&model),
+        hashes,
+        weights: Weights::of(&model),
     })
 }

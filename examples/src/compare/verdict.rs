@@ -39,6 +39,10 @@ pub struct ModeReport {
     pub bits_equal_ranks: bool,
     /// FNV-1a of rank 0's final weights, in hexadecimal.
     pub weights_hash: String,
+    /// Whether every loss and every weight was held against the single process's by `==`.
+    pub exact: bool,
+    /// Most bytes of partial sums of micro-shards that a rank held at one time, beside its buckets.
+    pub partial_bytes: usize,
     /// Buckets, that is all-reduces, a step; 0 for the single process.
     pub buckets: usize,
     /// Bytes sent by the busiest rank in all its all-reduces of the whole run,
@@ -74,6 +78,8 @@ pub(super) fn of_single(reference: &Reference) -> ModeReport {
         max_abs_diff: 0.0,
         bits_equal_ranks: true,
         weights_hash: format!("{:016x}", reference.weights_hash),
+        exact: false,
+        partial_bytes: 0,
         buckets: 0,
         bytes_per_rank: 0,
         bytes_formula: 0,
@@ -91,6 +97,7 @@ pub(super) fn of_ranks(
     choice: &Choice,
     reference: &Reference,
     runs: &[RankRun],
+    difference: Option<String>,
 ) -> ModeReport {
     let losses = mean_losses(runs);
     let max_abs_diff = max_abs_diff(&losses, &reference.losses);
@@ -107,10 +114,11 @@ pub(super) fn of_ranks(
     let busiest = busiest.expect("a world has a rank");
     let failures = [
         far_from_single(task, reference, &losses, max_abs_diff),
+        difference,
         (!bits_equal_ranks).then(|| "ranks ended with different bits".to_owned()),
         wrong_rows(reference, runs),
         wrong_bytes(runs),
-        wrong_algorithm(choice, runs),
+        wrong_algorithm(task, choice, runs),
     ];
     let failures: Vec<String> = failures.into_iter().flatten().collect();
     let algorithms = &runs[0].algorithms;
@@ -123,6 +131,8 @@ pub(super) fn of_ranks(
         losses,
         bits_equal_ranks,
         weights_hash: format!("{:016x}", runs[0].weights_hash),
+        exact: task.settings().compare.exact,
+        partial_bytes: runs.iter().map(|run| run.partial_bytes).max().unwrap_or(0),
         buckets: runs[0].buckets,
         bytes_per_rank: busiest.moved.bytes_sent,
         bytes_formula: busiest.moved.predicted_sent,
@@ -245,12 +255,20 @@ fn wrong_bytes(runs: &[RankRun]) -> Option<String> {
 }
 
 /// A named algorithm is the one that runs, and something does run.
-fn wrong_algorithm(choice: &Choice, runs: &[RankRun]) -> Option<String> {
+fn wrong_algorithm(task: &Task, choice: &Choice, runs: &[RankRun]) -> Option<String> {
+    let deterministic = task.settings().collectives.deterministic;
     runs.iter().enumerate().find_map(|(rank, run)| {
         let ran = run.algorithms.join("+");
         match choice {
             _ if run.algorithms.is_empty() => Some(format!("rank {rank} reduced nothing")),
-            Choice::Fixed(asked) if ran != asked.to_string() => Some(format!(
+            // For one order of sums the ring, and halving where it must, take the direct exchange.
+            Choice::Fixed(asked)
+                if ran == asked.to_string()
+                    || deterministic && (ran == format!("direct+{asked}") || ran == "blocks") =>
+            {
+                None
+            }
+            Choice::Fixed(asked) => Some(format!(
                 "rank {rank} reduced by {ran}, asked for was {asked}"
             )),
             _ => None,

@@ -71,7 +71,7 @@ impl KMeansSettings {
     /// # Errors
     /// [`ConfigError::Value`], naming the first such key and what is allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
-        check_world_size(self.run.world_size)?;
+        check_world_size("run.world_size", self.run.world_size)?;
         if self.run.k == Some(0) {
             return Err(ConfigError::value("run.k", 0, "1 to the number of rows"));
         }

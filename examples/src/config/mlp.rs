@@ -75,6 +75,16 @@ pub enum Precision {
     F64,
 }
 
+impl Precision {
+    /// `value` as a number of this precision.
+    pub(crate) fn round(self, value: f64) -> f64 {
+        match self {
+            Self::F32 => f64::from(value as f32),
+            Self::F64 => value,
+        }
+    }
+}
+
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -134,6 +144,8 @@ pub struct Train {
     pub epochs: usize,
     /// Steps, whatever they make in epochs; 0 leaves it to `epochs`.
     pub steps: usize,
+    /// Backward passes that each rank makes of its rows in a step, before one reduction.
+    pub accumulate: usize,
 }
 
 /// `[compare]`: what is held against the single process.
@@ -145,6 +157,12 @@ pub struct Compare {
     /// Largest difference of losses, per step, that still passes; 0 takes
     /// 1e-5 in f32 and 1e-10 in f64.
     pub tolerance: f64,
+    /// Ranks of the data-parallel modes, one run each; empty for `run.world_size`, or, if `exact`,
+    /// for 1, 2, 3, 4 and 8 as far as there are micro-shards.
+    pub world_sizes: Vec<usize>,
+    /// Whether every loss and weight must be the single process's to the bit. Needs
+    /// `ddp.micro_shards`.
+    pub exact: bool,
     /// Folder for the curves.
     pub out: PathBuf,
 }
@@ -185,12 +203,15 @@ impl Settings {
                 global_batch_size: 32,
                 epochs: 20,
                 steps: 0,
+                accumulate: 1,
             },
             compare: Compare {
                 modes: ["single", "ddp:ring", "ddp:tree"]
                     .map(str::to_owned)
                     .to_vec(),
                 tolerance: 0.0,
+                world_sizes: Vec::new(),
+                exact: false,
                 out: PathBuf::from("target/lockstep"),
             },
             collectives: CommunicatorConfig::default(),
@@ -207,9 +228,25 @@ impl Settings {
             global_batch_size: 96,
             epochs: 0,
             steps: 200,
+            accumulate: 1,
         };
         settings.ddp.first_bucket_mb = 0.001;
         settings.ddp.bucket_cap_mb = 0.006;
+        settings
+    }
+
+    /// Defaults of `mlp compare --exact`: every algorithm that is not there to be plain.
+    pub fn exact() -> Self {
+        let mut settings = Self::compare();
+        let modes = [
+            "single",
+            "ddp:ring",
+            "ddp:tree",
+            "ddp:halving",
+            "ddp:direct",
+        ];
+        settings.compare.modes = modes.map(str::to_owned).to_vec();
+        settings.compare.exact = true;
         settings
     }
 
@@ -226,10 +263,31 @@ impl Settings {
                     global_batch_size: 128,
                     epochs: 0,
                     steps: 16,
+                    accumulate: 1,
                 };
                 self.ddp = DdpConfig::default();
             }
         }
+        self
+    }
+
+    /// The world sizes of the data-parallel modes of `compare`.
+    pub fn world_sizes(&self) -> Vec<usize> {
+        let shards = self.ddp.micro_shards;
+        match (&self.compare.world_sizes[..], self.compare.exact) {
+            ([], true) => [1, 2, 3, 4, 8]
+                .into_iter()
+                .filter(|&n| n <= shards)
+                .collect(),
+            ([], false) => vec![self.run.world_size],
+            (sizes, _) => sizes.to_vec(),
+        }
+    }
+
+    /// Sets what follows from other settings: with micro-shards the ranks must continue one tree
+    /// of sums.
+    pub fn settle(mut self) -> Self {
+        self.collectives.deterministic |= self.ddp.micro_shards > 0;
         self
     }
 
@@ -248,7 +306,10 @@ impl Settings {
     /// assert_eq!(error, "run.world_size = 0: allowed is 1 to 256 (one thread a rank)");
     /// ```
     pub fn check(&self) -> Result<(), ConfigError> {
-        check_world_size(self.run.world_size)?;
+        check_world_size("run.world_size", self.run.world_size)?;
+        for &size in &self.compare.world_sizes {
+            check_world_size("compare.world_sizes", size)?;
+        }
         printable("run.seed", self.run.seed)?;
         printable(
             "train.global_batch_size",
@@ -289,6 +350,7 @@ impl Settings {
                 "1 or more, unless train.steps is set",
             ));
         }
+        self.check_micro_batches()?;
         positive("optim.lr", self.optim.lr)?;
         not_negative("optim.momentum", self.optim.momentum)?;
         not_negative("optim.weight_decay", self.optim.weight_decay)?;
@@ -297,16 +359,53 @@ impl Settings {
         not_negative("ddp.bucket_cap_mb", self.ddp.bucket_cap_mb)?;
         not_negative("ddp.first_bucket_mb", self.ddp.first_bucket_mb)?;
         if let Err(ddp::Error::Config {
-            name: "rung_stride",
+            name,
             value,
             expected,
         }) = self.ddp.validate()
         {
-            return Err(ConfigError::value("ddp.rung_stride", value, expected));
+            let key = match name {
+                "rung_stride" => "ddp.rung_stride",
+                "micro_shards" => "ddp.micro_shards",
+                "max_grad_norm" => "ddp.max_grad_norm",
+                "comm_hook" => "ddp.comm_hook",
+                other => other,
+            };
+            return Err(ConfigError::value(key, value, expected));
         }
         self.collectives
             .validate()
             .map_err(ConfigError::of_collectives)
+    }
+}
+
+impl Settings {
+    fn check_micro_batches(&self) -> Result<(), ConfigError> {
+        let (accumulate, shards) = (self.train.accumulate, self.ddp.micro_shards);
+        if accumulate == 0 {
+            return Err(ConfigError::value("train.accumulate", 0, "1 or more"));
+        }
+        if shards > 0 && accumulate > 1 {
+            let allowed = "1 with ddp.micro_shards: the shards of a rank are its backward passes";
+            return Err(ConfigError::value("train.accumulate", accumulate, allowed));
+        }
+        if self.compare.exact && shards == 0 {
+            let allowed = "at least 1 with compare.exact: bits are equal at every world size only \
+                           if the sums are cut alike";
+            return Err(ConfigError::value("ddp.micro_shards", 0, allowed));
+        }
+        let worlds = self.world_sizes().into_iter();
+        let largest = worlds.chain([self.run.world_size]).max().unwrap_or(1);
+        // `compare.exact` with its default leaves out worlds that are too large.
+        let largest = match self.compare.exact {
+            true => self.world_sizes().into_iter().max().unwrap_or(1),
+            false => largest,
+        };
+        if shards > 0 && shards < largest {
+            let allowed = format!("at least one for each of {largest} ranks, or 0 for none");
+            return Err(ConfigError::value("ddp.micro_shards", shards, allowed));
+        }
+        Ok(())
     }
 }
 
@@ -315,11 +414,11 @@ impl Settings {
 const MOST_PARAMETERS: u128 = 1_000_000_000;
 
 /// Each rank is a thread; more than this is surely a slip.
-pub(super) fn check_world_size(world_size: usize) -> Result<(), ConfigError> {
+pub(super) fn check_world_size(key: &'static str, world_size: usize) -> Result<(), ConfigError> {
     match world_size {
         1..=256 => Ok(()),
         _ => Err(ConfigError::value(
-            "run.world_size",
+            key,
             world_size,
             "1 to 256 (one thread a rank)",
         )),

@@ -3,7 +3,8 @@
 use std::io::Write;
 use std::path::Path;
 
-use ddp::DdpConfig;
+use collectives::Place;
+use ddp::{DdpConfig, Shards};
 
 use super::{counted, percent, say, widths};
 use crate::compare::tolerance;
@@ -57,7 +58,7 @@ pub fn run_compare(flags: &CompareFlags) -> Result<bool, Error> {
     if !json {
         conclude(&reports, passed);
         say(format_args!("curves: {csv}\n        {svg}"));
-        if passed && reports.iter().any(hides_little) {
+        if passed && !task.settings().compare.exact && reports.iter().any(hides_little) {
             show_overlap(task.settings())?;
         }
     }
@@ -110,11 +111,24 @@ fn introduce(task: &Task, flags: &CompareFlags) {
         task.steps(),
         settings.train.global_batch_size,
     ));
-    say(format_args!(
-        "same start, same global batches; tolerance {:.0e} a step; {} ranks are threads",
-        tolerance(task),
-        settings.run.world_size
-    ));
+    let sizes: Vec<String> = settings
+        .world_sizes()
+        .iter()
+        .map(usize::to_string)
+        .collect();
+    let sizes = sizes.join(", ");
+    match settings.compare.exact {
+        true => say(format_args!(
+            "same start, same global batches in {} micro-shards; every loss and every weight must be \
+             == those of single,\nwhich sums its shards one by one; {sizes} ranks are threads",
+            settings.ddp.micro_shards,
+        )),
+        false => say(format_args!(
+            "same start, same global batches; tolerance {:.0e} a step; {sizes} ranks are threads",
+            tolerance(task),
+        )),
+    }
+    announce_blocks(settings);
     let defaults = ddp::DdpConfig::default();
     say(format_args!(
         "buckets: the first up to {} MB, the others up to {} MB (usually {} and {})",
@@ -127,6 +141,32 @@ fn introduce(task: &Task, flags: &CompareFlags) {
         say(format_args!("injected fault: {fault:?}"));
     }
     say(format_args!("\n{}", COLUMNS.heading()));
+}
+
+/// Says for which world sizes micro-shards do not close, and what that costs.
+fn announce_blocks(settings: &Settings) {
+    if settings.ddp.micro_shards == 0 {
+        return;
+    }
+    for world in settings.world_sizes() {
+        let place = Place { rank: 0, world };
+        let Ok(shards) = Shards::new(settings.ddp.micro_shards, place) else {
+            continue;
+        };
+        if shards.is_closed() {
+            continue;
+        }
+        let list = |of: &dyn Fn(usize) -> usize| {
+            let counts: Vec<String> = (0..world).map(|rank| of(rank).to_string()).collect();
+            counts.join(", ")
+        };
+        say(format_args!(
+            "{world} ranks hold {} shards, which are no nodes of the tree: they exchange {} blocks a \
+             bucket instead of one sum each",
+            list(&|rank| shards.of(rank).len()),
+            list(&|rank| shards.vectors_of(rank)),
+        ));
+    }
 }
 
 fn line(report: &ModeReport) -> String {
@@ -152,7 +192,11 @@ fn line(report: &ModeReport) -> String {
         of_ranks(report.bytes_per_rank),
         of_ranks(report.bytes_formula),
         report.hidden.map_or_else(none, percent),
-        format!("{}, {verdict}", report.algorithm.as_deref().unwrap_or("-")),
+        format!(
+            "{}, {}{verdict}",
+            report.algorithm.as_deref().unwrap_or("-"),
+            if report.exact { "==, " } else { "" }
+        ),
     ])
 }
 
@@ -163,7 +207,19 @@ fn conclude(reports: &[ModeReport], passed: bool) {
             counted(report.buckets, "bucket")
         ));
     }
+    if let Some(report) = reports.iter().max_by_key(|report| report.partial_bytes)
+        && report.partial_bytes > 0
+    {
+        say(format_args!(
+            "Beside its buckets a rank held {} bytes of partial sums at most, with {} of them.",
+            grouped(report.partial_bytes as u64),
+            counted(report.world_size, "rank"),
+        ));
+    }
     say(match passed {
+        true if reports.iter().any(|report| report.exact) => {
+            "All modes agree, in every bit of every loss and every weight."
+        }
         true => "All modes agree.",
         false => "Not all modes agree; the reasons are on standard error.",
     });
@@ -174,7 +230,13 @@ fn write_curves(folder: &Path, reports: &[ModeReport]) -> Result<[String; 2], Er
     let curves: Vec<Curve> = reports
         .iter()
         .map(|report| Curve {
-            name: report.mode.clone(),
+            name: match (reports.iter())
+                .filter(|other| other.mode == report.mode)
+                .count()
+            {
+                1 => report.mode.clone(),
+                _ => format!("{} N={}", report.mode, report.world_size),
+            },
             values: report.losses.clone(),
         })
         .collect();

@@ -1,0 +1,144 @@
+//! Gradients as plain numbers.
+use std::ops::Range;
+
+use crate::bucket::Float;
+use crate::real::{self, Real};
+
+/// A gradient as the backward pass hands it over.
+#[derive(Clone, Copy, Debug)]
+pub enum Gradient<'a> {
+    /// Of an f32 parameter.
+    F32(&'a [f32]),
+    /// Of an f64 parameter.
+    F64(&'a [f64]),
+}
+
+/// The memory of one bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Buffer {
+    /// Of f32 parameters.
+    F32(Vec<f32>),
+    /// Of f64 parameters.
+    F64(Vec<f64>),
+}
+
+impl Gradient<'_> {
+    pub(crate) fn describe(self) -> String {
+        match self {
+            Self::F32(values) => format!("{} x f32", values.len()),
+            Self::F64(values) => format!("{} x f64", values.len()),
+        }
+    }
+}
+
+impl Buffer {
+    /// The values, if they are f32.
+    pub fn as_f32(&self) -> Option<&[f32]> {
+        match self {
+            Self::F32(values) => Some(values),
+            Self::F64(_) => None,
+        }
+    }
+
+    /// The values, if they are f64.
+    pub fn as_f64(&self) -> Option<&[f64]> {
+        match self {
+            Self::F32(_) => None,
+            Self::F64(values) => Some(values),
+        }
+    }
+
+    /// A spare buffer of that type and length, with old values in it, or a new one of zeros.
+    pub(crate) fn take(spare: &mut Vec<Buffer>, dtype: Float, len: usize) -> Self {
+        let fits = |buffer: &Buffer| match buffer {
+            Self::F32(values) => dtype == Float::F32 && values.len() == len,
+            Self::F64(values) => dtype == Float::F64 && values.len() == len,
+        };
+        match (spare.iter().position(fits), dtype) {
+            (Some(at), _) => spare.swap_remove(at),
+            (None, Float::F32) => Self::F32(vec![0.0; len]),
+            (None, Float::F64) => Self::F64(vec![0.0; len]),
+        }
+    }
+
+    /// Nothing, to stand where a buffer was.
+    pub(crate) const fn none() -> Self {
+        Self::F32(Vec::new())
+    }
+
+    pub(crate) fn fill(&mut self, range: Range<usize>, value: f64) {
+        match self {
+            Self::F32(values) => values[range].fill(value as f32),
+            Self::F64(values) => values[range].fill(value),
+        }
+    }
+
+    pub(crate) fn at(&self, index: usize) -> f64 {
+        match self {
+            Self::F32(values) => values[index].into(),
+            Self::F64(values) => values[index],
+        }
+    }
+
+    /// Adds `other`, of the same type and length.
+    pub(crate) fn add(&mut self, other: &Self) {
+        match (self, other) {
+            (Self::F32(left), Self::F32(right)) => real::add(left, right),
+            (Self::F64(left), Self::F64(right)) => real::add(left, right),
+            _ => unreachable!("buffers of one bucket have one type"),
+        }
+    }
+
+    pub(crate) fn scale(&mut self, range: Range<usize>, factor: f64) {
+        match self {
+            Self::F32(values) => values[range].iter_mut().for_each(|x| *x *= factor as f32),
+            Self::F64(values) => values[range].iter_mut().for_each(|x| *x *= factor),
+        }
+    }
+
+    /// Puts `gradient`, a mean over `samples`, to `range` as a sum over them, or adds it to what
+    /// is there. Whether all of it is numbers; None if it is not of that type and length.
+    pub(crate) fn take_in(
+        &mut self,
+        range: Range<usize>,
+        gradient: Gradient<'_>,
+        samples: usize,
+        onto: bool,
+    ) -> Option<bool> {
+        match (self, gradient) {
+            (Self::F32(values), Gradient::F32(gradient)) if gradient.len() == range.len() => {
+                Some(weigh(&mut values[range], gradient, samples, onto))
+            }
+            (Self::F64(values), Gradient::F64(gradient)) if gradient.len() == range.len() => {
+                Some(weigh(&mut values[range], gradient, samples, onto))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn weigh<T: Real>(values: &mut [T], gradient: &[T], samples: usize, onto: bool) -> bool {
+    if samples == 0 {
+        // The gradient of a stand-in may be NaN, and NaN x 0 is NaN.
+        if !onto {
+            values.fill(T::from_f64(0.0));
+        }
+        return true;
+    }
+    let weight = T::from_f64(samples as f64);
+    let pairs = values.iter_mut().zip(gradient);
+    // An integer, since a float or a bool would keep the loop from being vectorised.
+    let mut strange = 0u32;
+    if onto {
+        for (value, &gradient) in pairs {
+            *value = *value + gradient * weight;
+            strange |= u32::from(!value.is_number());
+        }
+    } else {
+        for (value, &gradient) in pairs {
+            *value = gradient * weight;
+            strange |= u32::from(!value.is_number());
+        }
+    }
+    strange == 0
+}
