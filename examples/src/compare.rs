@@ -1,5 +1,6 @@
 //! Data-parallel training held against a single process, step by step.
 
+mod clip;
 mod exact;
 mod fault;
 mod mode;

@@ -110,7 +110,7 @@ impl ModuleVisitor for Flip<'_> {
             let (device, dtype) = (gradient.device(), gradient.dtype());
             let mut data = gradient.into_data();
             // Little-endian numbers begin with their lowest bits.
-            TensorData::with_bytes_mut([&mut data], |bytes| bytes[0][0] ^= 1);
+            TensorData::with_bytes_mut([&mut data], |mut bytes| bytes[0][0] ^= 1);
             let flipped = Tensor::<D>::from_data(data, (&device, dtype));
             self.gradients.register::<D>(parameter.id, flipped);
         }

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use examples::{Fault, Mode, ModeReport, Precision, Settings, Task, Verdict, compare};
+use examples::{
+    Fault, Mode, ModeReport, OptimizerKind, Precision, Settings, Task, Verdict, compare,
+};
 
 /// Fewer steps than the command's default: the claims hold at any length, and
 /// each fault shows within these.
@@ -185,5 +187,98 @@ fn a_report_is_one_json_object_with_these_keys() {
         ];
         assert_eq!(keys, BTreeSet::from(expected));
         assert_eq!(json["verdict"], "pass");
+    }
+}
+
+/// Few steps, each of which shows; world sizes that close their shards and one that does not.
+fn exact(shards: usize) -> Settings {
+    let mut settings = Settings::exact();
+    settings.ddp.micro_shards = shards;
+    settings.train.steps = 12;
+    settings.compare.world_sizes = vec![1, 2, 3, 4];
+    settings.settle()
+}
+
+const EXACT: [&str; 5] = [
+    "single",
+    "ddp:ring",
+    "ddp:tree",
+    "ddp:halving",
+    "ddp:direct",
+];
+
+#[test]
+fn with_micro_shards_every_bit_is_the_single_processs_at_every_world_size() {
+    for (optimizer, dtype) in [
+        (OptimizerKind::Adam, Precision::F32),
+        (OptimizerKind::Momentum, Precision::F64),
+    ] {
+        let mut settings = exact(8);
+        settings.optim.kind = optimizer;
+        settings.optim.lr = 0.01;
+        settings.model.dtype = dtype;
+        settings.ddp.max_grad_norm = 0.5;
+        // In 94 rows shards are of 11 and 12, and the last batch of an epoch leaves them short.
+        settings.train.global_batch_size = 94;
+        settings.train.steps = 17;
+        let reports = run(settings, &EXACT, None);
+        assert_eq!(reports.len(), 1 + 4 * 4);
+        for report in &reports[1..] {
+            let (mode, world) = (&report.mode, report.world_size);
+            assert_eq!(
+                report.verdict,
+                Verdict::Pass,
+                "{mode} {world}: {:?}",
+                report.failures
+            );
+            assert!(report.exact);
+            assert_eq!(report.losses, reports[0].losses);
+            assert_eq!(report.weights_hash, reports[0].weights_hash);
+            let ran = report.algorithm.as_deref().unwrap();
+            assert_eq!(ran == "blocks", world == 3, "{mode} {world}: {ran}");
+        }
+    }
+}
+
+#[test]
+fn one_bit_in_one_step_fails_the_exact_verdict_and_is_found() {
+    let mut settings = exact(4);
+    settings.compare.world_sizes = vec![2];
+    let reports = run(settings.clone(), &["ddp:tree"], Some(Fault::OneBit));
+    assert_eq!(reports[0].verdict, Verdict::Fail);
+    let failure = &reports[0].failures[0];
+    assert!(
+        failure.contains("after step 5, in layers.0.weight, element ") && failure.contains(": 0x"),
+        "{failure}"
+    );
+    // No tolerance shows it.
+    settings.compare.exact = false;
+    let reports = run(settings, &["ddp:tree"], Some(Fault::OneBit));
+    assert_eq!(
+        reports[0].verdict,
+        Verdict::Pass,
+        "{:?}",
+        reports[0].failures
+    );
+}
+
+#[test]
+fn other_sums_than_the_tree_fail_the_exact_verdict() {
+    // Without the one order of sums, the ring adds in another.
+    let mut settings = exact(4);
+    settings.collectives.deterministic = false;
+    settings.compare.world_sizes = vec![4];
+    let task = Task::new(settings).unwrap();
+    let error = compare(&task, &["ddp:ring".parse().unwrap()], None, |_| ()).unwrap_err();
+    assert!(error.to_string().contains("deterministic"), "{error}");
+}
+
+#[test]
+fn accumulated_micro_batches_train_like_one_batch() {
+    let mut settings = settings();
+    settings.train.accumulate = 3;
+    settings.run.world_size = 2;
+    for report in run(settings, &["ddp:ring", "ddp:tree"], None) {
+        assert_eq!(report.verdict, Verdict::Pass, "{:?}", report.failures);
     }
 }

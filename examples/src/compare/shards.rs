@@ -43,19 +43,18 @@ pub(super) fn backward(
     let mut sum = tree(0..shards.len(), precision, &leaf);
     let samples = batch.samples as f64;
     let loss = sum.pop().expect("the loss comes last") / samples;
-    let mut means = Means {
-        rest: sum
-            .into_iter()
-            .map(|value| precision.round(value / samples)),
-        precision,
-        gradients: GradientsParams::new(),
-    };
-    model.visit(&mut means);
-    (means.gradients, loss)
+    let means = sum
+        .into_iter()
+        .map(|value| precision.round(value / samples));
+    (Means::of(model, means, precision), loss)
 }
 
 /// T(1) = leaf; T(n) = T(p) + T(n - p), p the largest power of two below n.
-fn tree(leaves: Range<usize>, precision: Precision, leaf: &impl Fn(usize) -> Vec<f64>) -> Vec<f64> {
+pub(super) fn tree(
+    leaves: Range<usize>,
+    precision: Precision,
+    leaf: &impl Fn(usize) -> Vec<f64>,
+) -> Vec<f64> {
     if leaves.len() == 1 {
         return leaf(leaves.start);
     }
@@ -80,11 +79,23 @@ impl ModuleVisitor for Leaf<'_> {
     }
 }
 
-/// Takes them back.
-struct Means<I> {
+/// Gradients from all their numbers in visiting order.
+pub(super) struct Means<I> {
     rest: I,
     precision: Precision,
     gradients: GradientsParams,
+}
+
+impl<I: Iterator<Item = f64>> Means<I> {
+    pub(super) fn of(model: &Mlp, values: I, precision: Precision) -> GradientsParams {
+        let mut means = Self {
+            rest: values,
+            precision,
+            gradients: GradientsParams::new(),
+        };
+        model.visit(&mut means);
+        means.gradients
+    }
 }
 
 impl<I: Iterator<Item = f64>> ModuleVisitor for Means<I> {

@@ -5,7 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use collectives::Place;
 
-use super::shards;
+use super::{clip, shards};
 use crate::weights::{Weights, parameter_hashes, weights_hash};
 use crate::{Error, Task, optimizer};
 
@@ -46,6 +46,8 @@ pub(super) fn run(task: &Task) -> Result<Reference, Error> {
             losses.push(loss.clone().into_scalar::<f64>());
             GradientsParams::from_grads(loss.backward(), &model)
         };
+        let most = settings.ddp.max_grad_norm;
+        let gradients = clip::clip(&model, gradients, most, precision);
         model = optim.step(settings.optim.lr, model, gradients);
         if settings.compare.exact {
             hashes.push(parameter_hashes(&model));

@@ -14,7 +14,7 @@ use crate::{
 };
 
 const COLUMNS: Columns<10> = Columns::new([
-    ("mode", 10),
+    ("mode", 11),
     ("ranks", 5),
     ("final loss", 10),
     ("max |Δ loss|", 12),
@@ -211,9 +211,9 @@ fn conclude(reports: &[ModeReport], passed: bool) {
         && report.partial_bytes > 0
     {
         say(format_args!(
-            "Beside its buckets a rank held {} bytes of partial sums at most, with {} of them.",
+            "Beside its buckets a rank held up to {} bytes of partial sums, at world size {}.",
             grouped(report.partial_bytes as u64),
-            counted(report.world_size, "rank"),
+            report.world_size,
         ));
     }
     say(match passed {
