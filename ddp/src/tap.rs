@@ -8,7 +8,8 @@
 //! tap fires last, after the whole backward pass. So each tap has a second, untracked parent, a
 //! *rung*, whose depth grows with the order in which the forward pass uses the parameters.
 //!
-//! The tapped tensor is cached until it fires: a weight used twice fires once, with the sum.
+//! The tapped tensor is cached until it fires: a weight used twice fires once, with the sum. There
+//! may be several under one tap, of clones of the module with older values.
 //! Outside [`backward`](crate::DistributedDataParallel::backward) a tap lets the gradient pass to
 //! its leaf, as if it were not there.
 use std::any::Any;
@@ -43,6 +44,14 @@ impl ReadGradient for Flex {
     }
 }
 
+// Its layout is its own affair, and a gradient that nobody else holds is read without a copy.
+#[cfg(feature = "ndarray")]
+impl ReadGradient for burn::backend::NdArray {
+    fn values(_: &FloatTensor<Self>) -> Option<Gradient<'_>> {
+        None
+    }
+}
+
 /// Calls `deliver` with the values of `tensor`, copied only where they cannot be seen.
 fn read<B: ReadGradient>(
     tensor: FloatTensor<B>,
@@ -67,14 +76,22 @@ pub(crate) fn view(data: &TensorData) -> Result<Gradient<'_>> {
     .ok_or(Error::State("a gradient is neither f32 nor f64"))
 }
 
-/// The tap as an operation of a backend. Another backend: its name here, and an impl like Flex's.
-#[backend_extension(Flex, Autodiff)]
+/// The tap as an operation of a backend. Another backend: its name here, and two impls like those
+/// of NdArray.
+#[backend_extension(Flex, NdArray: cfg(feature = "ndarray"), Autodiff)]
 pub(crate) trait TapBackend: Backend {
     /// Returns `parameter`; its gradient goes to `tap`. `rung` is there for its depth alone.
     fn tap(parameter: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
 }
 
 impl TapBackend for Flex {
+    fn tap(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
+        parameter
+    }
+}
+
+#[cfg(feature = "ndarray")]
+impl TapBackend for burn::backend::NdArray {
     fn tap(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
         parameter
     }
@@ -109,8 +126,8 @@ impl<B: ReadGradient> Backward<B, 2> for Operation {
     fn backward(self, ops: Ops<Trigger, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<B>(&ops.node);
         let (Trigger { slot, line, cache }, [leaf, _rung]) = (ops.state, ops.parents);
-        if let Some(cache) = cache.upgrade() {
-            *lock(&cache) = None;
+        if let (Some(cache), Some(leaf)) = (cache.upgrade(), &leaf) {
+            lock(&cache).retain(|(id, _)| *id != leaf.id);
         }
         let mut link = lock(&line.link);
         match (&mut *link, leaf) {
@@ -129,12 +146,17 @@ impl<B: ReadGradient> Backward<B, 2> for Operation {
 /// A leaf, and the tensor that came of it, of a type that only its backend knows.
 type Tapped = (NodeId, Box<dyn Any + Send>);
 
+/// The replica's own leaf and those of clones that are used by turns with it, a teacher say. Beyond
+/// these the oldest are let go, so that clones that come and go without a backward pass pile up
+/// nothing.
+const MOST_TAPPED: usize = 8;
+
 /// One parameter's tap.
 #[derive(Clone)]
 pub(crate) struct Tap {
     slot: usize,
     line: Arc<Line>,
-    cache: Arc<Mutex<Option<Tapped>>>,
+    cache: Arc<Mutex<Vec<Tapped>>>,
 }
 
 impl Tap {
@@ -146,9 +168,9 @@ impl Tap {
         }
     }
 
-    /// Lets go of the tapped tensor, and with it of the parameter's value.
+    /// Lets go of the tapped tensors, and with them of the parameter's values.
     pub(crate) fn forget(&self) {
-        *lock(&self.cache) = None;
+        lock(&self.cache).clear();
     }
 
     fn trigger(&self) -> Trigger {
@@ -161,17 +183,17 @@ impl Tap {
 
     fn cached<T: Clone + 'static>(&self, leaf: NodeId) -> Option<T> {
         let cache = lock(&self.cache);
-        let (id, tapped) = cache.as_ref()?;
-        // Another leaf under this tap: a step was taken, or a clone of the module was changed.
-        if *id == leaf {
-            tapped.downcast_ref().cloned()
-        } else {
-            None
-        }
+        // Other leaves under this tap: a step was taken, or a clone of the module was changed.
+        let (_, tapped) = cache.iter().find(|(id, _)| *id == leaf)?;
+        tapped.downcast_ref().cloned()
     }
 
     fn cache<T: Send + 'static>(&self, leaf: NodeId, tapped: T) {
-        *lock(&self.cache) = Some((leaf, Box::new(tapped)));
+        let mut cache = lock(&self.cache);
+        if cache.len() == MOST_TAPPED {
+            cache.remove(0);
+        }
+        cache.push((leaf, Box::new(tapped)));
     }
 }
 
@@ -186,7 +208,7 @@ impl Debug for Tap {
 struct Trigger {
     slot: usize,
     line: Arc<Line>,
-    cache: Weak<Mutex<Option<Tapped>>>,
+    cache: Weak<Mutex<Vec<Tapped>>>,
 }
 
 /// What the taps of one replica share.
