@@ -12,6 +12,10 @@
 //! may be several under one tap, of clones of the module with older values.
 //! Outside [`backward`](crate::DistributedDataParallel::backward) a tap lets the gradient pass to
 //! its leaf, as if it were not there.
+#![cfg_attr(
+    feature = "ndarray",
+    allow(deprecated, reason = "Burn 0.22 is the last with that backend")
+)]
 use std::any::Any;
 use std::fmt::{self, Debug, Formatter};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -3,6 +3,10 @@
 //! The proof does not depend on speed. Gates are operations in the model whose backward step
 //! waits, with a deadline, until the buckets of the layers behind them have been reduced on all
 //! ranks: they can only open if the reduction runs within the backward pass.
+#![cfg_attr(
+    feature = "ndarray",
+    allow(deprecated, reason = "Burn 0.22 is the last with that backend")
+)]
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;

@@ -105,11 +105,11 @@ impl<M: Positive> Trial<M> {
         for batch in Self::batches(Place { rank: 0, world: 1 }) {
             let gradients =
                 GradientsParams::from_grads(loss(&model, &batch.rows).backward(), &model);
-            for (range, gradient) in gradients_of(&model, &gradients).into_iter().enumerate() {
+            for (at, gradient) in gradients_of(&model, &gradients).into_iter().enumerate() {
                 if let Some(gradient) = gradient {
                     assert!(gradient > 0.0, "the model is not positive: {gradient}");
-                    let (low, high) = extremes[range];
-                    extremes[range] = (low.min(gradient), high.max(gradient));
+                    let (low, high) = extremes[at];
+                    extremes[at] = (low.min(gradient), high.max(gradient));
                 }
             }
             model = optimizer.step(self.rate, model, gradients);
