@@ -54,8 +54,8 @@ pub struct Caps {
 /// Which slot goes into which bucket, and where in it.
 ///
 /// A function of its arguments alone, so equal on all ranks. Slots are packed in the given order;
-/// a bucket closes when the next slot would not fit or has another element type. A slot larger
-/// than the cap gets a bucket of its own.
+/// one bucket of each element type is open, and closes when the next slot of that type would not
+/// fit. A slot larger than the cap gets a bucket of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketPlan {
     buckets: Vec<Layout>,
@@ -102,28 +102,28 @@ impl BucketPlan {
         let mut buckets: Vec<Layout> = Vec::new();
         for &slot in order {
             let SlotSpec { len, dtype } = slots[slot];
-            let cap = match buckets.len() {
-                0 | 1 => caps.first_bytes.min(caps.bucket_bytes),
+            let cap = |index| match index {
+                0 => caps.first_bytes.min(caps.bucket_bytes),
                 _ => caps.bucket_bytes,
             };
-            let fits = |open: &&mut Layout| {
-                cap > 0 && open.dtype == dtype && (open.elements + len) * dtype.bytes() <= cap
-            };
-            let bucket = match buckets.last_mut().filter(fits) {
-                Some(open) => open,
-                None => {
-                    buckets.push(Layout {
-                        dtype,
-                        slots: Vec::new(),
-                        elements: 0,
-                    });
-                    buckets.last_mut().expect("one was just pushed")
-                }
-            };
+            let open = buckets.iter().rposition(|open| open.dtype == dtype);
+            let open = open.filter(|&open| {
+                let cap = cap(open);
+                cap > 0 && (buckets[open].elements + len) * dtype.bytes() <= cap
+            });
+            let index = open.unwrap_or_else(|| {
+                buckets.push(Layout {
+                    dtype,
+                    slots: Vec::new(),
+                    elements: 0,
+                });
+                buckets.len() - 1
+            });
+            let bucket = &mut buckets[index];
             let range = bucket.elements..bucket.elements + len;
             bucket.elements = range.end;
             bucket.slots.push(slot);
-            let place = places[slot].replace((buckets.len() - 1, range));
+            let place = places[slot].replace((index, range));
             assert!(place.is_none(), "the order names slot {slot} twice");
         }
         if buckets.is_empty() {

@@ -90,6 +90,7 @@ impl DdpConfig {
             shards,
             module: Some(slots::tap(module, &slots, &taps)),
             changed: false,
+            owned: false,
             slots,
             taps,
             line,
@@ -150,6 +151,8 @@ pub struct DistributedDataParallel<M: Module> {
     module: Option<M>,
     /// Whether the module was changed since the slots were last found in it.
     changed: bool,
+    /// Whether the taps know the module's leaves.
+    owned: bool,
     slots: Slots,
     taps: Vec<Tap>,
     line: Arc<Line>,
@@ -413,13 +416,16 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(gradients)
     }
 
-    /// Finds the slots in a module that [`update`](Self::update) has changed.
+    /// Finds slots and leaves in a module that [`update`](Self::update) has changed.
     fn find_slots(&mut self) -> Result<()> {
         if let (Some(module), true) = (&self.module, mem::take(&mut self.changed)) {
             self.slots.find_again(module)?;
             if self.shards.is_some() {
                 exact::refuse_inexact(module)?;
             }
+        }
+        if !mem::replace(&mut self.owned, true) {
+            slots::own(self.module(), &self.slots, &self.taps);
         }
         Ok(())
     }
@@ -673,6 +679,7 @@ impl<M: Module> DistributedDataParallel<M> {
         if let Some(module) = self.module.take() {
             self.module = Some(change(module));
             self.changed = true;
+            self.owned = false;
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct Parcel {
     /// Where the sample total lies, in the first bucket.
     pub(crate) totals_at: Option<Range<usize>>,
     pub(crate) totals: Arc<OnceLock<Totals>>,
+    /// Whether sums are to become means.
+    pub(crate) divides: bool,
     /// The slots whose squares are wanted.
     pub(crate) squares_of: Vec<Range<usize>>,
     pub(crate) shards: Option<Shards>,
@@ -104,7 +106,10 @@ fn finish<T: Real>(values: &mut [T], parcel: &Parcel) -> (bool, Vec<f64>) {
     let samples = parcel.totals.get().map_or(0, |totals| totals.samples);
     let mut strange = 0u32;
     if samples > 0 {
-        let samples = T::from_f64(samples as f64);
+        let samples = match parcel.divides {
+            true => T::from_f64(samples as f64),
+            false => T::from_f64(1.0),
+        };
         for value in &mut values[..parcel.gradients] {
             *value /= samples;
             strange |= u32::from(!value.is_number());

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use collectives::{CommStream, Work};
+use collectives::{CommStream, Place, Work};
 
 use crate::bucket::{BucketPlan, LIMB_BITS, LIMBS};
 use crate::buffer::{Buffer, Gradient};
@@ -86,6 +86,9 @@ struct Pass {
     next: usize,
     /// Per slot, the micro-batches with samples that used it.
     used: Vec<usize>,
+    /// Whether the gradients of this one rank's one batch are the means already, so that weight and
+    /// division, which round, are left out.
+    alone: bool,
     /// Whether every gradient and loss of this rank is a number.
     finite: bool,
     /// Bytes of partial sums that wait while the next shard is computed, at most.
@@ -238,7 +241,8 @@ impl Reducer {
         } else {
             self.lay_aside()?;
         }
-        let rank = self.stream.place().rank;
+        let Place { rank, world } = self.stream.place();
+        let alone = world == 1 && self.shards.is_none() && self.hook.is_plain();
         let pass = self.state.pass()?;
         let total = pass.samples.saturating_add(samples);
         if total as u64 >> (LIMBS * LIMB_BITS) != 0 {
@@ -250,6 +254,7 @@ impl Reducer {
         }
         pass.samples = total;
         pass.micro_batches += 1;
+        pass.alone = alone && last && pass.micro_batches == 1;
         if let Some(shards) = self.shards {
             let (due, begun) = (shards.own().len(), pass.micro_batches);
             if begun > due || (last && begun < due) {
@@ -305,6 +310,7 @@ impl Reducer {
             buckets,
             next: 0,
             used: vec![0; plan.slots()],
+            alone: false,
             finite: true,
             partial_bytes: 0,
             arrival: Vec::with_capacity(plan.slots()),
@@ -372,7 +378,11 @@ impl Reducer {
         let samples = pass.micro.samples;
         let onto = self.shards.is_none() && pass.used[slot] > 0;
         let len = range.len();
-        let Some(finite) = values.take_in(range, gradient, samples, onto) else {
+        let weight = match pass.alone {
+            true => samples.min(1),
+            false => samples,
+        };
+        let Some(finite) = values.take_in(range, gradient, weight, onto) else {
             return Err(Error::GradientMismatch {
                 parameter: parameter(),
                 expected: format!("{len} x {}", self.plan.dtype(bucket).name()),
@@ -568,6 +578,7 @@ impl Reducer {
                 gradients: self.plan.gradients_in(index),
                 totals_at: (index == 0).then(|| self.plan.totals()),
                 totals: pass.totals.clone(),
+                divides: !pass.alone,
                 squares_of: slots.iter().map(|&slot| self.plan.locate(slot).1).collect(),
                 shards: self.shards,
                 hook: self.hook.clone(),

@@ -188,6 +188,24 @@ pub(crate) fn tap<M: Module>(module: M, slots: &Slots, taps: &[Tap]) -> M {
     module.apply_reparameterization(Attach { slots, taps })
 }
 
+/// Lets each of `taps` deliver the gradient of the leaf that `module` now has, and of no other.
+pub(crate) fn own<M: Module>(module: &M, slots: &Slots, taps: &[Tap]) {
+    module.visit(&mut Own { slots, taps });
+}
+
+struct Own<'a> {
+    slots: &'a Slots,
+    taps: &'a [Tap],
+}
+
+impl ModuleVisitor for Own<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(slot) = self.slots.find(param.id) {
+            self.taps[slot].own(param.base());
+        }
+    }
+}
+
 /// Gives parameters with the same id the value of the first of them.
 pub(crate) fn tie<M: Module>(module: M) -> M {
     module.map(&mut Tie(HashMap::new()))

@@ -8,9 +8,14 @@
 //! tap fires last, after the whole backward pass. So each tap has a second, untracked parent, a
 //! *rung*, whose depth grows with the order in which the forward pass uses the parameters.
 //!
-//! The tapped tensor is cached until it fires: a weight used twice fires once, with the sum.
+//! The tapped tensor is cached until it fires: a weight used twice fires once, with the sum. There
+//! may be several under one tap, of clones of the module with older values.
 //! Outside [`backward`](crate::DistributedDataParallel::backward) a tap lets the gradient pass to
 //! its leaf, as if it were not there.
+#![cfg_attr(
+    feature = "ndarray",
+    allow(deprecated, reason = "Burn 0.22 is the last with that backend")
+)]
 use std::any::Any;
 use std::fmt::{self, Debug, Formatter};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -44,6 +49,14 @@ impl ReadGradient for Flex {
     }
 }
 
+// Its layout is its own affair, and a gradient that nobody else holds is read without a copy.
+#[cfg(feature = "ndarray")]
+impl ReadGradient for burn::backend::NdArray {
+    fn values(_: &FloatTensor<Self>) -> Option<Gradient<'_>> {
+        None
+    }
+}
+
 /// Calls `deliver` with the values of `tensor`, copied only where they cannot be seen.
 fn read<B: ReadGradient>(
     tensor: FloatTensor<B>,
@@ -68,15 +81,34 @@ pub(crate) fn view(data: &TensorData) -> Result<Gradient<'_>> {
     .ok_or(Error::State("a gradient is neither f32 nor f64"))
 }
 
-/// The tap as an operation of a backend. Another backend: its name here, and an impl like Flex's.
-#[backend_extension(Flex, Autodiff)]
+/// The tap as an operation of a backend. Another backend: its name here, and two impls like those
+/// of NdArray.
+#[backend_extension(Flex, NdArray: cfg(feature = "ndarray"), Autodiff)]
 pub(crate) trait TapBackend: Backend {
     /// Returns `parameter`; its gradient goes to `tap`. `rung` is there for its depth alone.
     fn tap(parameter: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
+
+    /// Returns `parameter`, which is from now on the leaf whose gradient `tap` delivers.
+    fn own(parameter: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
 }
 
 impl TapBackend for Flex {
     fn tap(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
+        parameter
+    }
+
+    fn own(parameter: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
+        parameter
+    }
+}
+
+#[cfg(feature = "ndarray")]
+impl TapBackend for burn::backend::NdArray {
+    fn tap(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
+        parameter
+    }
+
+    fn own(parameter: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
         parameter
     }
 }
@@ -98,6 +130,11 @@ impl<B: ReadGradient, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
         tap.cache(leaf, tapped.clone());
         tapped
     }
+
+    fn own(parameter: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
+        lock(&tap.line.leaves)[tap.slot] = Some(parameter.id());
+        parameter
+    }
 }
 
 #[derive(Debug)]
@@ -110,19 +147,23 @@ impl<B: ReadGradient> Backward<B, 2> for Operation {
     fn backward(self, ops: Ops<Trigger, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<B>(&ops.node);
         let (Trigger { slot, line, cache }, [leaf, _rung]) = (ops.state, ops.parents);
-        if let Some(cache) = cache.upgrade() {
-            *lock(&cache) = None;
+        if let (Some(cache), Some(leaf)) = (cache.upgrade(), &leaf) {
+            lock(&cache).retain(|(id, _)| *id != leaf.id);
         }
+        // A clone with other values has leaves of its own, and what reaches those is not ours.
+        let own = leaf
+            .as_ref()
+            .is_some_and(|leaf| lock(&line.leaves)[slot] == Some(leaf.id));
         let mut link = lock(&line.link);
         match (&mut *link, leaf) {
-            (Link::Live { reducer, error }, _) => {
+            (Link::Live { reducer, error }, _) if own => {
                 let delivered = read::<B>(gradient, |gradient| reducer.ready(slot, gradient));
                 if let Err(first) = delivered {
                     error.get_or_insert(first);
                 }
             }
-            (Link::Open, Some(leaf)) => gradients.register::<B>(leaf.id, gradient),
-            (Link::Open, None) => {}
+            (_, Some(leaf)) => gradients.register::<B>(leaf.id, gradient),
+            (_, None) => {}
         }
     }
 }
@@ -130,12 +171,17 @@ impl<B: ReadGradient> Backward<B, 2> for Operation {
 /// A leaf, and the tensor that came of it, of a type that only its backend knows.
 type Tapped = (NodeId, Box<dyn Any + Send>);
 
+/// The replica's own leaf and those of clones that are used by turns with it, a teacher say. Beyond
+/// these the oldest are let go, so that clones that come and go without a backward pass pile up
+/// nothing.
+const MOST_TAPPED: usize = 8;
+
 /// One parameter's tap.
 #[derive(Clone)]
 pub(crate) struct Tap {
     slot: usize,
     line: Arc<Line>,
-    cache: Arc<Mutex<Option<Tapped>>>,
+    cache: Arc<Mutex<Vec<Tapped>>>,
 }
 
 impl Tap {
@@ -147,9 +193,19 @@ impl Tap {
         }
     }
 
-    /// Lets go of the tapped tensor, and with it of the parameter's value.
+    /// Delivers the gradient of this leaf from now on.
+    pub(crate) fn own<const D: usize>(&self, leaf: Tensor<D>) {
+        if leaf.is_autodiff() {
+            drop(<Dispatch as TapBackend>::own(
+                leaf.into_dispatch(),
+                self.clone(),
+            ));
+        }
+    }
+
+    /// Lets go of the tapped tensors, and with them of the parameter's values.
     pub(crate) fn forget(&self) {
-        *lock(&self.cache) = None;
+        lock(&self.cache).clear();
     }
 
     fn trigger(&self) -> Trigger {
@@ -162,17 +218,17 @@ impl Tap {
 
     fn cached<T: Clone + 'static>(&self, leaf: NodeId) -> Option<T> {
         let cache = lock(&self.cache);
-        let (id, tapped) = cache.as_ref()?;
-        // Another leaf under this tap: a step was taken, or a clone of the module was changed.
-        if *id == leaf {
-            tapped.downcast_ref().cloned()
-        } else {
-            None
-        }
+        // Other leaves under this tap: a step was taken, or a clone of the module was changed.
+        let (_, tapped) = cache.iter().find(|(id, _)| *id == leaf)?;
+        tapped.downcast_ref().cloned()
     }
 
     fn cache<T: Send + 'static>(&self, leaf: NodeId, tapped: T) {
-        *lock(&self.cache) = Some((leaf, Box::new(tapped)));
+        let mut cache = lock(&self.cache);
+        if cache.len() == MOST_TAPPED {
+            cache.remove(0);
+        }
+        cache.push((leaf, Box::new(tapped)));
     }
 }
 
@@ -187,13 +243,15 @@ impl Debug for Tap {
 struct Trigger {
     slot: usize,
     line: Arc<Line>,
-    cache: Weak<Mutex<Option<Tapped>>>,
+    cache: Weak<Mutex<Vec<Tapped>>>,
 }
 
 /// What the taps of one replica share.
 pub(crate) struct Line {
     stride: usize,
     ladder: Mutex<Ladder>,
+    /// The replica's own leaf of each slot.
+    leaves: Mutex<Vec<Option<NodeId>>>,
     link: Mutex<Link>,
 }
 
@@ -225,6 +283,7 @@ impl Line {
         Arc::new(Self {
             stride,
             ladder: Mutex::new(ladder),
+            leaves: Mutex::new(vec![None; slots]),
             link: Mutex::new(Link::Open),
         })
     }

@@ -4,6 +4,9 @@ use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::DType;
 
+use collectives::CommStream;
+use ddp::{BucketPlan, Caps, Float, Gradient, Reducer, Shards, SlotSpec};
+
 use crate::support::{Mlp, caps, ranks};
 
 /// 8 layers of 256 x 256 and a bias: 2 MiB of gradients.
@@ -41,37 +44,51 @@ fn a_backward_pass_allocates_less_than_two_buckets_beyond_burns_own() {
     });
 }
 
-/// Peak of the first step of one rank with that many micro-shards, all of one row.
-fn first_step_of(shards: usize) -> u64 {
+/// Most bytes that the reducer of one rank asks for while it takes that many shards in, and what
+/// its buckets are.
+fn peak_of(shards: usize) -> (u64, u64) {
     let peaks = ranks(1, |communicator| {
-        let config = caps(CAP, CAP).with_micro_shards(shards);
-        let mut model = config.init(Mlp::new(&[256; 9], DType::F32), communicator)?;
-        let mut gradients = Ok(GradientsParams::new());
-        let peak = measure(|| {
-            gradients = model.accumulate(0..shards, |model, row| (model.loss(&[row]), 1));
-        });
-        gradients?;
-        let plan = model.plan();
+        let slots = [SlotSpec {
+            len: 10_000,
+            dtype: Float::F32,
+        }; 8];
+        let caps = Caps {
+            first_bytes: 0,
+            bucket_bytes: 90_000,
+        };
+        let plan = BucketPlan::new(&slots, &[7, 6, 5, 4, 3, 2, 1, 0], caps);
         let buckets: usize = (0..plan.len()).map(|bucket| plan.bytes(bucket)).sum();
-        let waiting = model.shards().unwrap().partial_sums(0);
-        assert_eq!(model.last_step().partial_bytes, waiting * buckets);
-        Ok(peak.bytes_max)
+        let tree = Shards::new(shards, communicator.place())?;
+        let names = vec![String::new(); 8];
+        let stream = CommStream::new(communicator)?;
+        let mut reducer = Reducer::new(plan, names, stream, true).with_shards(tree);
+        let gradient = vec![1.0; 10_000];
+        let mut result = Ok(());
+        let peak = measure(|| {
+            result = (0..shards).try_for_each(|shard| {
+                reducer.begin_micro_batch(1, 0.0, shard + 1 == shards)?;
+                (0..8).try_for_each(|slot| reducer.ready(slot, Gradient::F32(&gradient)))
+            });
+        });
+        result?;
+        let reduced = reducer.finish()?;
+        assert_eq!(reduced.samples, shards as u64);
+        assert_eq!(reduced.partial_bytes, tree.partial_sums(0) * buckets);
+        Ok((peak.bytes_max, buckets as u64))
     });
     peaks[0]
 }
 
 #[test]
 fn micro_shards_cost_the_partial_sums_that_are_predicted_and_nothing_else() {
-    // With one shard the first forward pass, which builds the rungs, falls into the peak.
-    let [one, two, four, eight] = [1, 2, 4, 8].map(first_step_of);
-    // Tails, and what Burn keeps of a pass of one row, are far below an eighth of the gradients.
-    let most = |sums: u64| sums * GRADIENTS + GRADIENTS / 8;
-    assert!(two - one <= most(1), "{one} {two}");
-    for (more, sums) in [(four - two, 1), (eight - two, 2)] {
-        let predicted = sums * GRADIENTS..=most(sums);
+    for (shards, sums) in [(1, 0), (2, 1), (4, 2), (6, 2), (8, 3), (16, 4)] {
+        let (peak, buckets) = peak_of(shards);
+        // The buckets, the partial sums, and a few lists of buckets and slots.
+        let predicted = (1 + sums) * buckets;
+        let listed = predicted + 8 * 1024;
         assert!(
-            predicted.contains(&more),
-            "{more} bytes, {sums} x {GRADIENTS} predicted"
+            (predicted..=listed).contains(&peak),
+            "{shards} shards: {peak} bytes, {predicted} predicted"
         );
     }
 }

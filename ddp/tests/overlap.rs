@@ -3,6 +3,10 @@
 //! The proof does not depend on speed. Gates are operations in the model whose backward step
 //! waits, with a deadline, until the buckets of the layers behind them have been reduced on all
 //! ranks: they can only open if the reduction runs within the backward pass.
+#![cfg_attr(
+    feature = "ndarray",
+    allow(deprecated, reason = "Burn 0.22 is the last with that backend")
+)]
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -12,14 +16,14 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
 use burn::module::Module;
 use burn::optim::SgdConfig;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use collectives::{Algorithm, Collective, CommunicatorConfig, launch};
 use ddp::{DdpConfig, Error, Progress};
 
-use crate::support::{Mlp, caps, config, from_vec, ranks};
+use crate::support::{Mlp, caps, config, device, from_vec, ranks};
 
 /// Waits in the backward pass until every rank has reduced `buckets`.
 #[derive(Clone, Debug)]
@@ -54,12 +58,19 @@ impl Gate {
     }
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, NdArray: cfg(feature = "ndarray"), Autodiff)]
 trait GateBackend: Backend {
     fn gate(tensor: FloatTensor<Self>, gate: Gate) -> FloatTensor<Self>;
 }
 
 impl GateBackend for Flex {
+    fn gate(tensor: FloatTensor<Self>, _: Gate) -> FloatTensor<Self> {
+        tensor
+    }
+}
+
+#[cfg(feature = "ndarray")]
+impl GateBackend for burn::backend::NdArray {
     fn gate(tensor: FloatTensor<Self>, _: Gate) -> FloatTensor<Self> {
         tensor
     }
@@ -92,9 +103,17 @@ impl<B: Backend, C: CheckpointStrategy> GateBackend for Autodiff<B, C> {
 const LAYERS: usize = 4;
 const STEPS: usize = 3;
 
-/// How many gates open on each rank, of `STEPS` x (`LAYERS` - 1), in a model with one bucket per
+/// How many gates open on each rank if all do.
+pub(crate) const GATES: usize = STEPS * (LAYERS - 1);
+
+/// How many gates open on each rank, of [`GATES`], in a model on `device` with one bucket per
 /// layer and a gate between every two layers.
-fn gates_opened(world: usize, config: DdpConfig, deadline: Duration) -> Vec<usize> {
+pub(crate) fn gates_opened(
+    world: usize,
+    config: DdpConfig,
+    deadline: Duration,
+    device: &Device,
+) -> Vec<usize> {
     let layer = 4 * (8 * 8 + 8);
     let caps = caps(layer, layer);
     let config = DdpConfig {
@@ -105,7 +124,8 @@ fn gates_opened(world: usize, config: DdpConfig, deadline: Duration) -> Vec<usiz
     let everyone = Mutex::new(Vec::new());
     let meet = Barrier::new(world);
     ranks(world, |communicator| {
-        let mut model = config.init(Mlp::new(&[8; LAYERS + 1], DType::F32), communicator)?;
+        let model = Mlp::new(&[8; LAYERS + 1], DType::F32).fork(device);
+        let mut model = config.init(model, communicator)?;
         assert_eq!(model.plan().len(), LAYERS);
         everyone.lock().unwrap().push(model.progress());
         meet.wait();
@@ -114,7 +134,7 @@ fn gates_opened(world: usize, config: DdpConfig, deadline: Duration) -> Vec<usiz
         let shut = Arc::new(AtomicBool::new(false));
         let mut optimizer = SgdConfig::new().init();
         for step in 0..STEPS {
-            let mut value = from_vec(vec![0.5; 16], [2, 8], DType::F32);
+            let mut value = from_vec(vec![0.5; 16], [2, 8], DType::F32).to_device(device);
             for (at, layer) in model.layers.iter().enumerate() {
                 value = layer.forward(value);
                 if at + 1 < LAYERS {
@@ -138,7 +158,7 @@ fn gates_opened(world: usize, config: DdpConfig, deadline: Duration) -> Vec<usiz
 }
 
 /// Long enough for a loaded machine; reached only when the overlap is gone.
-const PATIENT: Duration = Duration::from_secs(20);
+pub(crate) const PATIENT: Duration = Duration::from_secs(20);
 
 /// Long enough to be sure that nothing more would come.
 const BRIEF: Duration = Duration::from_millis(50);
@@ -147,8 +167,8 @@ const BRIEF: Duration = Duration::from_millis(50);
 fn every_bucket_but_the_last_is_reduced_on_all_ranks_while_backward_runs() {
     for world in [1, 2, 4] {
         assert_eq!(
-            gates_opened(world, DdpConfig::new(), PATIENT),
-            vec![STEPS * (LAYERS - 1); world]
+            gates_opened(world, DdpConfig::new(), PATIENT, &device()),
+            vec![GATES; world]
         );
     }
 }
@@ -156,7 +176,7 @@ fn every_bucket_but_the_last_is_reduced_on_all_ranks_while_backward_runs() {
 #[test]
 fn without_rungs_no_bucket_is_reduced_while_backward_runs() {
     assert_eq!(
-        gates_opened(2, DdpConfig::new().with_rung_stride(0), BRIEF),
+        gates_opened(2, DdpConfig::new().with_rung_stride(0), BRIEF, &device()),
         [0, 0]
     );
 }
@@ -164,7 +184,7 @@ fn without_rungs_no_bucket_is_reduced_while_backward_runs() {
 #[test]
 fn without_overlap_no_bucket_is_reduced_while_backward_runs() {
     assert_eq!(
-        gates_opened(2, DdpConfig::new().with_overlap(false), BRIEF),
+        gates_opened(2, DdpConfig::new().with_overlap(false), BRIEF, &device()),
         [0, 0]
     );
 }
@@ -207,7 +227,7 @@ fn each_bucket_is_one_all_reduce_of_the_planned_bytes() {
         // A ring moves 2 (N - 1) times the buffer, over all ranks.
         assert_eq!(
             sent.iter().sum::<u64>(),
-            (2 * (world - 1) * steps * 1016 * 4) as u64
+            (2 * (world - 1) * steps * 1017 * 4) as u64
         );
     }
 }

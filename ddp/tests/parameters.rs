@@ -10,13 +10,13 @@ use crate::support::{caps, device, from_vec, ranks, values, vector};
 
 /// Two weights of one element each.
 #[derive(Module, Debug)]
-struct Pair {
-    a: Param<Tensor<1>>,
-    b: Param<Tensor<1>>,
+pub(crate) struct Pair {
+    pub(crate) a: Param<Tensor<1>>,
+    pub(crate) b: Param<Tensor<1>>,
 }
 
 impl Pair {
-    fn new(value: f32) -> Self {
+    pub(crate) fn new(value: f32) -> Self {
         Self {
             a: Param::from_tensor(vector(&[value])),
             b: Param::from_tensor(vector(&[value])),
@@ -24,9 +24,9 @@ impl Pair {
     }
 }
 
-type PairOf = DistributedDataParallel<Pair>;
+pub(crate) type PairOf = DistributedDataParallel<Pair>;
 
-fn gradient(gradients: &GradientsParams, param: &Param<Tensor<1>>) -> Option<f32> {
+pub(crate) fn gradient(gradients: &GradientsParams, param: &Param<Tensor<1>>) -> Option<f32> {
     gradients
         .get::<1>(param.id)
         .map(|gradient| gradient.into_scalar::<f32>())
@@ -40,7 +40,7 @@ fn momentum() -> ModuleOptimizer {
         .init()
 }
 
-fn weight(param: &Param<Tensor<1>>) -> f32 {
+pub(crate) fn weight(param: &Param<Tensor<1>>) -> f32 {
     param.val().into_scalar::<f32>()
 }
 

@@ -95,7 +95,7 @@ impl Mlp {
 }
 
 /// Between -1 and 1, a function of its arguments.
-fn noise(salt: usize, at: usize) -> f64 {
+pub(crate) fn noise(salt: usize, at: usize) -> f64 {
     let bits = (salt as u64 * 1_000_003 + at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let bits = (bits ^ (bits >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (bits >> 40) as f64 / f64::from(1 << 23) - 1.0

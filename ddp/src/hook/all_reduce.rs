@@ -19,4 +19,8 @@ impl CommHook for AllReduce {
     ) -> collectives::Result<()> {
         bucket.all_reduce(communicator)
     }
+
+    fn is_plain(&self) -> bool {
+        true
+    }
 }

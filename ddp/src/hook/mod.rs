@@ -43,6 +43,11 @@ pub trait CommHook: Debug + Send + Sync {
     fn agrees(&self) -> bool {
         true
     }
+
+    /// Whether it gives one rank alone the very numbers that it took. False unless said.
+    fn is_plain(&self) -> bool {
+        false
+    }
 }
 
 /// The hooks of this crate, by the names they have in settings.

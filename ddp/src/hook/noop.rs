@@ -20,4 +20,8 @@ impl CommHook for Noop {
     fn agrees(&self) -> bool {
         false
     }
+
+    fn is_plain(&self) -> bool {
+        true
+    }
 }
