@@ -48,10 +48,12 @@ pub fn backward<M: Module, const D: usize>(
     if total == 0.0 {
         return Err(Error::NoSamples);
     }
+    // One rank alone has the mean already: times n and by n would round it.
+    let alone = communicator.world_size() == 1;
     let mut average = Average {
         local: loss.backward(),
-        samples,
-        total,
+        samples: if alone { 1 } else { samples },
+        total: if alone { 1.0 } else { total },
         communicator,
         mean: GradientsParams::new(),
         result: Ok(()),

@@ -327,17 +327,20 @@ impl Reducer {
         if let Some(shards) = self.shards {
             let shard = shards.own().start + pass.micro_batches - 1;
             for index in 0..pass.buckets.len() {
-                let mut leaf = Buffer::take(
-                    &mut self.spare,
-                    self.plan.dtype(index),
-                    self.plan.elements(index),
-                );
+                let early = Error::State("a bucket left before the last micro-batch");
                 let Bucket::Filling { values, .. } = &mut pass.buckets[index] else {
-                    return Err(Error::State("a bucket left before the last micro-batch"));
+                    return Err(early);
                 };
-                mem::swap(values, &mut leaf);
+                let mut leaf = mem::replace(values, Buffer::none());
                 pass.seal(&mut leaf, index, &self.plan, true);
                 pass.push(index, shard, leaf, &mut self.spare)?;
+                // Only now, since adding twins sets their memory free.
+                let (dtype, len) = (self.plan.dtype(index), self.plan.elements(index));
+                let next = Buffer::take(&mut self.spare, dtype, len);
+                let Bucket::Filling { values, .. } = &mut pass.buckets[index] else {
+                    return Err(early);
+                };
+                *values = next;
             }
         }
         let mut waiting = 0;

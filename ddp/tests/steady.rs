@@ -146,7 +146,7 @@ fn a_thousand_small_parameters_are_one_all_reduce_a_step() {
             let gradients = model.backward(model.loss(factor), 1)?;
             let row = model.stats()?.of(Collective::AllReduce);
             assert_eq!(row.calls, step);
-            assert_eq!(row.elements, step * (16_000 + 5 + 1000));
+            assert_eq!(row.elements, step * (16_000 + 5 + 1000 + 1));
             for param in &model.small {
                 let gradient = gradients.get::<1>(param.id).expect("every one was used");
                 assert_eq!(values(gradient), [1.5; 16]);
