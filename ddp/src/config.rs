@@ -18,6 +18,21 @@ pub struct DdpConfig {
     /// parameters that follow each other. 0 takes the rungs out: gradients stay right, the
     /// overlap is gone.
     pub rung_stride: usize,
+    /// Which thread reduces the buckets.
+    pub comm_thread: CommThread,
+}
+
+/// Which thread reduces the buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CommThread {
+    /// Whichever is measured to be better.
+    #[default]
+    Auto,
+    /// One beside the training thread: a bucket's time is hidden where a core, or a link, is free.
+    Always,
+    /// The training thread itself, at the moment in which a bucket is full.
+    Never,
 }
 
 /// Twice what attention needs, about 30 operations from one parameter to the next, and still
@@ -41,6 +56,7 @@ impl Default for DdpConfig {
             first_bucket_mb: 1.0,
             overlap: true,
             rung_stride: RUNG_STRIDE,
+            comm_thread: CommThread::Auto,
         }
     }
 }
@@ -81,6 +97,14 @@ impl DdpConfig {
     pub fn with_rung_stride(self, stride: usize) -> Self {
         Self {
             rung_stride: stride,
+            ..self
+        }
+    }
+
+    /// Reduces buckets on a thread of their own, or on the training thread.
+    pub fn with_comm_thread(self, comm_thread: CommThread) -> Self {
+        Self {
+            comm_thread,
             ..self
         }
     }

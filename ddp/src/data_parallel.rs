@@ -16,7 +16,7 @@ use crate::bucket::{BucketPlan, Caps};
 use crate::reducer::{Buffer, Progress, Reduced, Reducer};
 use crate::slots::{self, Slots};
 use crate::tap::{Line, Tap};
-use crate::{DdpConfig, Error, Result, StepRecord};
+use crate::{CommThread, DdpConfig, Error, Result, StepRecord};
 
 impl DdpConfig {
     /// Makes this rank's replica of `module`. A collective call: every rank makes its own, at the
@@ -70,7 +70,10 @@ impl DdpConfig {
             .unwrap_or_default()
             .without_autodiff();
         let place = communicator.place();
-        let stream = CommStream::new(communicator)?;
+        let stream = match self.comm_thread {
+            CommThread::Auto | CommThread::Always => CommStream::new(communicator)?,
+            CommThread::Never => CommStream::inline(communicator),
+        };
         let reducer = Reducer::new(plan, slots.names(), stream, self.overlap);
         Ok(DistributedDataParallel {
             module: Some(slots::tap(module, &slots, &taps)),

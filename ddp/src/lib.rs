@@ -46,7 +46,7 @@ mod tap;
 pub mod naive;
 
 pub use bucket::{BucketPlan, Caps, Float, SlotSpec};
-pub use config::DdpConfig;
+pub use config::{CommThread, DdpConfig};
 pub use data_parallel::DistributedDataParallel;
 pub use error::{Error, Result};
 pub use record::{BucketRecord, StepRecord};
