@@ -29,7 +29,10 @@ def perceptron(widths):
     return torch.nn.Sequential(*chain[:-1])
 
 
-def rank_main(rank, ranks, widths, batch, store, orders):
+def rank_main(rank, ranks, widths, batch, store, orders, others):
+    # Copies that the fork made: with them open, the end of the one who asks would not be seen.
+    for end in others:
+        end.close()
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -51,14 +54,17 @@ def rank_main(rank, ranks, widths, batch, store, orders):
         optimizer.step()
 
     orders.send("ready")
-    while (steps := orders.recv()) is not None:
-        step()
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps):
+    try:
+        while True:
+            steps = orders.recv()
             step()
-        orders.send(time.perf_counter() - start)
-    dist.destroy_process_group()
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            orders.send(time.perf_counter() - start)
+    except EOFError:
+        dist.destroy_process_group()
 
 
 def main():
@@ -67,11 +73,12 @@ def main():
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = processes.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        ends = []
+        ends, workers = [], []
         for rank in range(ranks):
             here, there = context.Pipe()
-            arguments = (rank, ranks, widths, batch, f"{folder}/store", there)
-            context.Process(target=rank_main, args=arguments, daemon=True).start()
+            arguments = (rank, ranks, widths, batch, f"{folder}/store", there, [*ends, here])
+            workers.append(context.Process(target=rank_main, args=arguments, daemon=True))
+            workers[-1].start()
             # The child's end lives on in the child alone: if it dies, `recv` says so.
             there.close()
             ends.append(here)
@@ -86,7 +93,9 @@ def main():
                 end.send(int(count))
             print("seconds", max(end.recv() for end in ends), flush=True)
         for end in ends:
-            end.send(None)
+            end.close()
+        for worker in workers:
+            worker.join()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crossbeam_channel::{Receiver, unbounded};
@@ -102,9 +102,17 @@ impl Outside {
 
 impl Drop for Outside {
     fn drop(&mut self) {
+        /// Time to end what it has started itself.
+        const GRACE: Duration = Duration::from_secs(5);
         drop(self.orders.take());
-        // Whatever it still does, nobody waits for it.
-        drop(self.child.kill());
-        drop(self.child.wait());
+        let asked = Instant::now();
+        while let Ok(None) = self.child.try_wait() {
+            if asked.elapsed() > GRACE {
+                drop(self.child.kill());
+                drop(self.child.wait());
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }

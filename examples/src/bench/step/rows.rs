@@ -107,7 +107,9 @@ impl Table {
         let seen = measured.blocks.iter().map(|block| block.seen);
         let seen = seen.fold(Seen::default(), Seen::and);
         let steps = (measured.blocks.len() * self.steps).max(1) as f64;
-        let recorded = |ms: f64| contender.exchanges().then_some(ms);
+        // An inline call lies inside the backward pass because it stops it: nothing is hidden.
+        let recorded =
+            |value: f64| (contender.exchanges() && contender != Contender::Inline).then_some(value);
         StepRow {
             kind: "row",
             layers: self.training.layers.clone(),
