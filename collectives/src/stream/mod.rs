@@ -45,7 +45,7 @@ enum Lane {
         worker: JoinHandle<Communicator>,
     },
     /// On whichever thread issues them, one at a time.
-    Inline(Mutex<Communicator>),
+    Inline(Box<Mutex<Communicator>>),
     /// Nowhere: the communicator was taken back.
     Closed,
 }
@@ -126,7 +126,7 @@ impl CommStream {
         Self {
             place: communicator.place(),
             board: communicator.board().clone(),
-            lane: Lane::Inline(Mutex::new(communicator)),
+            lane: Lane::Inline(Box::new(Mutex::new(communicator))),
         }
     }
 
