@@ -149,7 +149,7 @@ fn report(out: &mut Output, table: &Table) -> bool {
     if let Some(hidden) = table.hidden_by_overlap() {
         let (hidden, visible) = (100.0 * hidden, 100.0 - 100.0 * hidden);
         out.say(format!(
-            "# overlap hides {hidden:.0} % of the communication that is visible without it: {visible:.0} % is left"
+            "# overlap hides {hidden:.0} % of the wait that follows the backward pass without it: {visible:.0} % is left"
         ));
     }
     let verdicts = target::verdicts(table);

@@ -154,11 +154,13 @@ impl Table {
         self.paired(of, Contender::Noop, seconds, |of, noop| (of - noop) * 1e3)
     }
 
-    /// Of the communication that is seen without overlap, the share that overlap hides.
+    /// Of the wait that follows the backward pass without overlap, the share that overlap
+    /// hides. By the ranks' own records: the difference of two step times would be that of
+    /// their noise on a busy machine.
     pub(super) fn hidden_by_overlap(&self) -> Option<f64> {
-        let with = self.visible_ms(Contender::Ddp)?;
-        let without = self.visible_ms(Contender::NoOverlap)?;
-        (without > 0.0).then_some(1.0 - with / without)
+        let exposed = |block: &Block| block.seen.exposed.as_secs_f64();
+        let share = |with, without| 1.0 - with / without;
+        self.paired(Contender::Ddp, Contender::NoOverlap, exposed, share)
     }
 
     /// What reducing in buckets saves over parameter by parameter, in ms a step.
