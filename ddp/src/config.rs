@@ -32,6 +32,21 @@ pub struct DdpConfig {
     pub broadcast_buffers: bool,
     /// Steps between two comparisons of all replicas' values; 0 for none.
     pub check_replicas_every: u64,
+    /// Which thread reduces the buckets.
+    pub comm_thread: CommThread,
+}
+
+/// Which thread reduces the buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CommThread {
+    /// Whichever is measured to be better.
+    #[default]
+    Auto,
+    /// One beside the training thread: a bucket's time is hidden where a core, or a link, is free.
+    Always,
+    /// The training thread itself, at the moment in which a bucket is full.
+    Never,
 }
 
 /// Twice what attention needs, about 30 operations from one parameter to the next, and still
@@ -64,6 +79,7 @@ impl Default for DdpConfig {
             comm_hook: Hook::AllReduce,
             broadcast_buffers: true,
             check_replicas_every: 0,
+            comm_thread: CommThread::Auto,
         }
     }
 }
@@ -104,6 +120,14 @@ impl DdpConfig {
     pub fn with_rung_stride(self, stride: usize) -> Self {
         Self {
             rung_stride: stride,
+            ..self
+        }
+    }
+
+    /// Reduces buckets on a thread of their own, or on the training thread.
+    pub fn with_comm_thread(self, comm_thread: CommThread) -> Self {
+        Self {
+            comm_thread,
             ..self
         }
     }
@@ -174,6 +198,7 @@ impl DdpConfig {
             // This rank's own affair.
             overlap: _,
             rung_stride: _,
+            comm_thread: _,
             micro_shards,
             max_grad_norm,
             skip_non_finite,

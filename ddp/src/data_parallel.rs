@@ -19,7 +19,8 @@ use crate::slots::{self, Slots};
 use crate::tap::{Line, Tap};
 use crate::unpack;
 use crate::{
-    CommHook, DdpConfig, Error, Result, StepRecord, exact, exchange, norm, real, replicas,
+    CommHook, CommThread, DdpConfig, Error, Result, StepRecord, exact, exchange, norm, real,
+    replicas,
 };
 
 impl DdpConfig {
@@ -77,7 +78,10 @@ impl DdpConfig {
             .unwrap_or_default()
             .without_autodiff();
         let place = communicator.place();
-        let stream = CommStream::new(communicator)?;
+        let stream = match self.comm_thread {
+            CommThread::Auto | CommThread::Always => CommStream::new(communicator)?,
+            CommThread::Never => CommStream::inline(communicator),
+        };
         let mut reducer = Reducer::new(plan, slots.names(), stream, self.overlap)
             .with_norm(self.max_grad_norm > 0.0);
         if let Some(shards) = shards {
@@ -383,7 +387,15 @@ impl<M: Module> DistributedDataParallel<M> {
     fn conclude(&mut self, reducer: &mut Reducer, times: Times) -> Result<GradientsParams> {
         let span = tracing::info_span!(target: "lockstep", "wait", rank = self.place.rank);
         let mut reduced = span.in_scope(|| reducer.finish())?;
-        let exposed = times.began.elapsed().saturating_sub(times.backward);
+        let waited = times.began.elapsed().saturating_sub(times.backward);
+        let inline = match reducer.stream().is_inline() {
+            true => reduced
+                .records
+                .iter()
+                .map(|b| b.end.min(times.backward).saturating_sub(b.start))
+                .sum(),
+            false => Duration::ZERO,
+        };
         let skipped = self.config.skip_non_finite && !reduced.finite;
         let norm = reduced.norm.filter(|norm| norm.is_finite());
         if let Some(factor) = norm.and_then(|norm| norm::clip(norm, self.config.max_grad_norm)) {
@@ -403,7 +415,8 @@ impl<M: Module> DistributedDataParallel<M> {
             non_finite: mem::take(&mut reduced.non_finite),
             skipped,
             backward: times.backward,
-            exposed,
+            overlapped: self.config.overlap && !reducer.stream().is_inline(),
+            exposed: waited + inline,
             buckets: mem::take(&mut reduced.records),
             unused: (0..self.slots.len())
                 .filter(unused)

@@ -29,10 +29,14 @@ pub struct StepRecord {
     /// Whether the step was left out, on all ranks, because of gradients that are no numbers. If
     /// `non_finite` names nobody, the sum over the ranks overflowed.
     pub skipped: bool,
-    /// How long Burn's backward pass took.
+    /// Whether a communication thread reduced the buckets while the backward pass ran, so that it
+    /// could hide anything.
+    pub overlapped: bool,
+    /// How long Burn's backward pass took, with what the training thread itself reduced in it.
     #[serde(rename = "backward_us", serialize_with = "micros")]
     pub backward: Duration,
-    /// How long this rank then waited for the rest of the communication.
+    /// How long the training thread was kept by communication: waiting after the backward pass, and
+    /// reducing in it if there is no communication thread.
     #[serde(rename = "exposed_us", serialize_with = "micros")]
     pub exposed: Duration,
     /// The buckets, in the order in which they were reduced.
@@ -68,7 +72,8 @@ fn micros<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Err
 }
 
 impl StepRecord {
-    /// Share of the all-reduce time that lies inside the backward pass, 0 to 1; 0 without any.
+    /// Share of the all-reduce time that lies inside the backward pass, 0 to 1; 0 without any, and
+    /// if it did not run beside it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -78,6 +83,7 @@ impl StepRecord {
     ///     algorithm: "ring".into(),
     /// };
     /// let step = ddp::StepRecord {
+    ///     overlapped: true,
     ///     backward: ms(10),
     ///     buckets: vec![bucket(2, 5), bucket(9, 12)],
     ///     ..Default::default()
@@ -85,6 +91,9 @@ impl StepRecord {
     /// assert_eq!(step.hidden(), 4.0 / 6.0);
     /// ```
     pub fn hidden(&self) -> f64 {
+        if !self.overlapped {
+            return 0.0;
+        }
         let (inside, all) = self
             .buckets
             .iter()

@@ -10,7 +10,7 @@ use collectives::{
     tuning::{self, Cost},
 };
 use examples::bench::{
-    BenchCli, Bytes, Curve, Job, Measured, Next, Overtaking, Row, Times, run, sizes,
+    BenchCli, Bytes, Contender, Curve, Job, Measured, Next, Overtaking, Row, Times, run, sizes,
 };
 
 fn bench(words: &[&str]) -> Output {
@@ -140,10 +140,93 @@ fn a_command_that_cannot_be_says_what_is_allowed() {
             "all_reduce --transport delayed:0:1e-300",
             "delayed:LATENCY_US:GBIT",
         ),
+        ("step --layers 8", "two widths"),
+        ("step --rows ddq", "ddp_no_overlap"),
+        ("step --ranks 1", "2..=64"),
+        ("step --transport pigeon", "delayed:LATENCY_US:GBIT"),
         ("median", "all_reduce"),
     ] {
         let said = complaint(&words.split(' ').collect::<Vec<_>>());
         assert!(said.contains(allowed), "{words}: {said}");
+    }
+}
+
+#[test]
+fn a_step_is_measured_by_every_way_of_taking_it() {
+    let words = "step --layers 8,16,4 --batch 4 --rounds 2 --steps 1 \
+                 --transport local,delayed:50:10 -J -";
+    let output = bench(&words.split_whitespace().collect::<Vec<_>>());
+    // Targets are missed by so small a model; only `--check` minds.
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<serde_json::Value> = (text.lines())
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    let rows = |transport: &str| -> Vec<&str> {
+        let rows = lines.iter().filter(|line| line["kind"] == "row");
+        rows.filter(|row| row["transport"] == transport)
+            .filter_map(|row| row["contender"].as_str())
+            .collect()
+    };
+    let outside = [Contender::SingleCores, Contender::Torch].map(Contender::name);
+    let every = Contender::ALL.map(Contender::name);
+    assert!(
+        rows("local")
+            .iter()
+            .eq(every.iter().filter(|name| !outside.contains(name)))
+    );
+    assert!(
+        rows("delayed:50:10")
+            .iter()
+            .all(|name| name.starts_with("ddp"))
+    );
+    assert_eq!(rows("delayed:50:10").len(), 6);
+    for row in lines.iter().filter(|line| line["kind"] == "row") {
+        assert!(row["step_ms"].as_f64() > Some(0.0), "{row}");
+        assert_eq!(row["blocks_ms"].as_array().map(Vec::len), Some(2), "{row}");
+        assert_eq!(row["parameters"], 8 * 16 + 16 + 16 * 4 + 4);
+        // One all-reduce for each of four parameters, or one for all.
+        let buckets = match row["contender"].as_str() {
+            Some("ddp_per_parameter") => 4.into(),
+            Some("ddp" | "ddp_thread" | "ddp_inline" | "ddp_no_overlap") => 1.into(),
+            _ => serde_json::Value::Null,
+        };
+        assert_eq!(row["buckets"], buckets, "{row}");
+    }
+    let targets = || lines.iter().filter(|line| line["kind"] == "target");
+    assert_eq!(targets().count(), 5);
+    for target in targets() {
+        let missing = ["single_cores", "torch_ddp"].map(serde_json::Value::from);
+        assert_eq!(
+            target["met"].is_null(),
+            missing.contains(&target["missing"]),
+            "{target}"
+        );
+    }
+}
+
+#[test]
+fn a_program_that_does_not_answer_as_it_should_is_named() {
+    for (program, said) in [
+        ("/bin/echo", "where `ready` was due"),
+        ("/no/such", "/no/such"),
+    ] {
+        let output = bench(&[
+            "step",
+            "--layers",
+            "8,4",
+            "--rounds",
+            "1",
+            "--transport",
+            "local",
+            "--rows",
+            "single_cores",
+            "--two-cores",
+            program,
+        ]);
+        assert_eq!(output.status.code(), Some(1), "{program}");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(error.contains(program) && error.contains(said), "{error}");
     }
 }
 

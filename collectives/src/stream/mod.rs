@@ -1,10 +1,10 @@
-//! Collectives in the background: one thread, first in, first out.
+//! Collectives as work: on a thread of their own, first in, first out; or at once.
 mod calls;
 
 use std::{
-    fmt,
+    fmt, mem,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
 };
 
@@ -14,7 +14,8 @@ use crate::{Board, Communicator, Error, Place, Result, Stats, board::Fate, launc
 
 type Job = Box<dyn FnOnce(&mut Communicator) + Send>;
 
-/// A communicator on a thread of its own.
+/// A communicator whose calls are work: on a thread of its own ([`new`](Self::new)),
+/// or on the caller's ([`inline`](Self::inline)).
 ///
 /// Work that is issued runs in the order in which it was issued, each call under
 /// the communicator's deadline. Dropping the stream lets the issued work finish
@@ -33,8 +34,20 @@ type Job = Box<dyn FnOnce(&mut Communicator) + Send>;
 pub struct CommStream {
     place: Place,
     board: Arc<Board>,
-    jobs: Option<Sender<Job>>,
-    worker: Option<JoinHandle<Communicator>>,
+    lane: Lane,
+}
+
+/// Where jobs run.
+enum Lane {
+    /// On a thread, which ends when `jobs` is dropped.
+    Thread {
+        jobs: Sender<Job>,
+        worker: JoinHandle<Communicator>,
+    },
+    /// On whichever thread issues them, one at a time.
+    Inline(Box<Mutex<Communicator>>),
+    /// Nowhere: the communicator was taken back.
+    Closed,
 }
 
 /// A collective under way. What went in with it comes out of [`wait`](Self::wait).
@@ -54,7 +67,14 @@ pub struct CommStream {
 #[must_use = "the buffer comes back only from `wait`"]
 pub struct Work<R> {
     place: Place,
-    done: Receiver<Result<R>>,
+    outcome: Outcome<R>,
+}
+
+#[derive(Debug)]
+enum Outcome<R> {
+    /// It comes from the communication thread.
+    Awaited(Receiver<Result<R>>),
+    Known(Result<R>),
 }
 
 impl CommStream {
@@ -81,9 +101,38 @@ impl CommStream {
         Ok(Self {
             place,
             board,
-            jobs: Some(jobs),
-            worker: Some(worker),
+            lane: Lane::Thread { jobs, worker },
         })
+    }
+
+    /// Keeps `communicator` on the threads that issue work: a call runs at once, and its
+    /// work is finished when it is returned.
+    ///
+    /// Nothing overlaps, and nobody needs to be woken. The ranks must therefore issue
+    /// their work in one order that all can follow without the others' results; a job must
+    /// not issue work on the stream that it runs on, and would wait for itself if it did.
+    ///
+    /// ```
+    /// use collectives::{CommStream, CommunicatorConfig, ReduceOp, launch};
+    /// let sums = launch::spawn(2, &CommunicatorConfig::new(), |communicator| {
+    ///     let stream = CommStream::inline(communicator);
+    ///     let work = stream.all_reduce(vec![1.0f32; 3], ReduceOp::Sum);
+    ///     assert!(work.is_finished());
+    ///     work.wait()
+    /// }).unwrap();
+    /// assert_eq!(sums, [[2.0; 3]; 2]);
+    /// ```
+    pub fn inline(communicator: Communicator) -> Self {
+        Self {
+            place: communicator.place(),
+            board: communicator.board().clone(),
+            lane: Lane::Inline(Box::new(Mutex::new(communicator))),
+        }
+    }
+
+    /// Whether work runs on the thread that issues it.
+    pub fn is_inline(&self) -> bool {
+        matches!(self.lane, Lane::Inline(_))
     }
 
     /// Where this rank stands.
@@ -100,28 +149,34 @@ impl CommStream {
         &self,
         job: impl FnOnce(&mut Communicator) -> Result<R> + Send + 'static,
     ) -> Work<R> {
-        let (answer, done) = bounded(1);
         let panicking = thread::panicking();
-        let job: Job = Box::new(move |communicator| {
+        let run = move |communicator: &mut Communicator| {
             if panicking {
-                let error = communicator.abort("a collective was called while this rank panics");
-                return drop(answer.send(Err(error)));
+                return Err(communicator.abort("a collective was called while this rank panics"));
             }
-            let outcome =
-                catch_unwind(AssertUnwindSafe(|| job(communicator))).unwrap_or_else(|panic| {
-                    let message = panic_message(panic.as_ref());
-                    Err(communicator.abort(format!("work on its stream panicked: {message}")))
-                });
-            // Whoever dropped the handle does not want to know.
-            drop(answer.send(outcome));
-        });
-        if let Some(jobs) = &self.jobs {
-            // The worker ends only when this sender is dropped.
-            drop(jobs.send(job));
-        }
+            catch_unwind(AssertUnwindSafe(|| job(communicator))).unwrap_or_else(|panic| {
+                let message = panic_message(panic.as_ref());
+                Err(communicator.abort(format!("work on its stream panicked: {message}")))
+            })
+        };
+        let outcome = match &self.lane {
+            Lane::Thread { jobs, .. } => {
+                let (answer, done) = bounded(1);
+                // Whoever dropped the handle does not want to know.
+                let job: Job = Box::new(move |communicator| drop(answer.send(run(communicator))));
+                // The worker ends only when this sender is dropped.
+                drop(jobs.send(job));
+                Outcome::Awaited(done)
+            }
+            // No panic passes while the lock is held, so that nothing is half done behind it.
+            Lane::Inline(communicator) => Outcome::Known(run(&mut communicator
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner))),
+            Lane::Closed => Outcome::Known(Err(lost(self.place))),
+        };
         Work {
             place: self.place,
-            done,
+            outcome,
         }
     }
 
@@ -145,8 +200,16 @@ impl CommStream {
     }
 
     fn finish(&mut self) -> Option<Communicator> {
-        drop(self.jobs.take());
-        self.worker.take().and_then(|worker| worker.join().ok())
+        match mem::replace(&mut self.lane, Lane::Closed) {
+            Lane::Thread { jobs, worker } => {
+                drop(jobs);
+                worker.join().ok()
+            }
+            Lane::Inline(communicator) => {
+                Some((communicator.into_inner()).unwrap_or_else(PoisonError::into_inner))
+            }
+            Lane::Closed => None,
+        }
     }
 }
 
@@ -160,12 +223,18 @@ impl<R> Work<R> {
     ///
     /// What the call itself would return.
     pub fn wait(self) -> Result<R> {
-        self.done.recv().unwrap_or_else(|_| Err(lost(self.place)))
+        match self.outcome {
+            Outcome::Awaited(done) => done.recv().unwrap_or_else(|_| Err(lost(self.place))),
+            Outcome::Known(result) => result,
+        }
     }
 
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_finished(&self) -> bool {
-        !self.done.is_empty()
+        match &self.outcome {
+            Outcome::Awaited(done) => !done.is_empty(),
+            Outcome::Known(_) => true,
+        }
     }
 }
 

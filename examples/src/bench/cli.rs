@@ -8,11 +8,12 @@ use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use collectives::Collective;
 
 use super::{
-    BenchError, CrossoverFlags, LimitFlags, SimulateFlags, SweepFlags, VerifyFlags, crossover,
-    limit, output::all_written, simulate, sweep, verify,
+    BenchError, CrossoverFlags, LimitFlags, SimulateFlags, StepFlags, SweepFlags, VerifyFlags,
+    crossover, limit, output::all_written, simulate, step, sweep, verify,
 };
 
-/// Measures and verifies the collectives, with nccl-tests' options and columns.
+/// Measures and verifies the collectives, with nccl-tests' options and columns, and
+/// measures what a training step costs.
 ///
 /// Ends with 0 if all is well, 1 if anything was wrong, 2 if the command cannot be.
 #[derive(Clone, Debug, Parser)]
@@ -54,6 +55,8 @@ pub enum Verb {
     Limit(LimitFlags),
     /// Plans in virtual time, among as many ranks as you like
     Simulate(SimulateFlags),
+    /// What a training step costs by every way of taking it, interleaved in one run
+    Step(StepFlags),
 }
 
 /// Reads this program's command line; ends the program if it cannot be.
@@ -94,6 +97,7 @@ pub fn run(cli: &BenchCli) -> Result<bool, BenchError> {
         Verb::Crossover(flags) => crossover(flags),
         Verb::Limit(flags) => limit(flags),
         Verb::Simulate(flags) => simulate(flags),
+        Verb::Step(flags) => step(flags),
     }?;
     all_written()?;
     Ok(good)

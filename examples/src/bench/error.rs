@@ -13,6 +13,17 @@ pub enum BenchError {
     /// A collective failed, or its settings cannot be.
     #[error(transparent)]
     Collective(#[from] collectives::Error),
+    /// Training failed on a rank.
+    #[error(transparent)]
+    Training(#[from] ddp::Error),
+    /// Another program, asked to take part, failed.
+    #[error("{program} {what}")]
+    Outside {
+        /// The program.
+        program: String,
+        /// What it did.
+        what: String,
+    },
     /// A rank panicked.
     #[error("rank {rank} panicked: {message}")]
     Panicked {

@@ -82,7 +82,11 @@ fn distance(error: &BenchError) -> u8 {
     match error {
         BenchError::Panicked { .. } => 0,
         BenchError::Interrupted => 3,
-        BenchError::Collective(error) if error.is_secondary() => 2,
+        BenchError::Collective(error) | BenchError::Training(ddp::Error::Collective(error))
+            if error.is_secondary() =>
+        {
+            2
+        }
         _ => 1,
     }
 }

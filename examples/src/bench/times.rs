@@ -27,6 +27,11 @@ impl Times {
         self.at(0.0)
     }
 
+    /// The one that a quarter of all do not exceed.
+    pub fn quartile(&self) -> f64 {
+        self.at(0.25)
+    }
+
     /// The one in the middle.
     pub fn median(&self) -> f64 {
         self.at(0.5)

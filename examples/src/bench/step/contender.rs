@@ -1,0 +1,173 @@
+//! The ways to take a training step that are held against each other.
+use std::{fmt, str::FromStr};
+
+use ddp::{CommThread, DdpConfig, Hook};
+
+use super::super::Wire;
+
+/// As many as the largest world that one would compare with, on a machine of this kind.
+const SHARDS: usize = 8;
+
+/// One way to take a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// One process, the batch of one rank.
+    SingleLocal,
+    /// One process on one core, the batch of all ranks.
+    SingleGlobal,
+    /// The same on as many cores as there are ranks: another program, with Burn's `rayon`.
+    SingleCores,
+    /// As many processes as ranks, which do not know of each other.
+    Plain,
+    /// Data-parallel with the hook that sends nothing: taps, buckets and division alone.
+    Noop,
+    /// Data-parallel, as it is set by default.
+    Ddp,
+    /// The same, on a communication thread in any case.
+    Thread,
+    /// The same, each bucket reduced by the training thread.
+    Inline,
+    /// The same, all buckets after the backward pass.
+    NoOverlap,
+    /// The same, an all-reduce for each parameter.
+    PerParameter,
+    /// The same in micro-shards, one a rank: equal bits for nothing.
+    ShardARank,
+    /// The same in [`SHARDS`] micro-shards.
+    Shards,
+    /// One process, the batch of all ranks in [`SHARDS`] micro-shards: the same bits again.
+    SingleShards,
+    /// PyTorch's DDP over gloo: another program.
+    Torch,
+}
+
+impl Contender {
+    /// Every contender, in the order of the table.
+    pub const ALL: [Self; 14] = [
+        Self::SingleLocal,
+        Self::SingleGlobal,
+        Self::SingleCores,
+        Self::Plain,
+        Self::Noop,
+        Self::Ddp,
+        Self::Thread,
+        Self::Inline,
+        Self::NoOverlap,
+        Self::PerParameter,
+        Self::ShardARank,
+        Self::Shards,
+        Self::SingleShards,
+        Self::Torch,
+    ];
+
+    /// As in JSON and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SingleLocal => "single_local",
+            Self::SingleGlobal => "single_global",
+            Self::SingleCores => "single_cores",
+            Self::Plain => "plain",
+            Self::Noop => "ddp_noop",
+            Self::Ddp => "ddp",
+            Self::Thread => "ddp_thread",
+            Self::Inline => "ddp_inline",
+            Self::NoOverlap => "ddp_no_overlap",
+            Self::PerParameter => "ddp_per_parameter",
+            Self::ShardARank => "ddp_shard_a_rank",
+            Self::Shards => "ddp_shards",
+            Self::SingleShards => "single_shards",
+            Self::Torch => "torch_ddp",
+        }
+    }
+
+    /// For people.
+    pub(super) fn what(self, ranks: usize) -> String {
+        match self {
+            Self::SingleLocal => "one process, a rank's batch".to_owned(),
+            Self::SingleGlobal => "one process, global batch, 1 core".to_owned(),
+            Self::SingleCores => format!("one process, global batch, {ranks} cores"),
+            Self::Plain => format!("{ranks} processes that train alone"),
+            Self::Noop => "DDP, no-op hook".to_owned(),
+            Self::Ddp => "DDP".to_owned(),
+            Self::Thread => "DDP, on a thread".to_owned(),
+            Self::Inline => "DDP, inline".to_owned(),
+            Self::NoOverlap => "DDP, no overlap".to_owned(),
+            Self::PerParameter => "DDP, parameter by parameter".to_owned(),
+            Self::ShardARank => format!("DDP, exact, V = {ranks}"),
+            Self::Shards => format!("DDP, exact, V = {SHARDS}"),
+            Self::SingleShards => format!("one process, exact, V = {SHARDS}"),
+            Self::Torch => "PyTorch DDP over gloo".to_owned(),
+        }
+    }
+
+    /// The settings of a contender that wraps its model, among `ranks`.
+    pub(super) fn ddp(self, ranks: usize) -> Option<DdpConfig> {
+        let config = DdpConfig::new();
+        match self {
+            Self::Ddp => Some(config),
+            Self::Noop => Some(config.with_comm_hook(Hook::Noop)),
+            Self::Thread => Some(config.with_comm_thread(CommThread::Always)),
+            Self::Inline => Some(config.with_comm_thread(CommThread::Never)),
+            Self::NoOverlap => Some(config.with_overlap(false)),
+            Self::PerParameter => Some(config.with_bucket_cap_mb(0.0).with_first_bucket_mb(0.0)),
+            Self::ShardARank => Some(config.with_micro_shards(ranks)),
+            Self::Shards | Self::SingleShards => Some(config.with_micro_shards(SHARDS.max(ranks))),
+            _ => None,
+        }
+    }
+
+    /// Whether its ranks are one world.
+    pub(super) fn has_world(self) -> bool {
+        self != Self::SingleShards && self.ddp(2).is_some()
+    }
+
+    /// Whether its ranks exchange anything over the wire.
+    pub(super) fn exchanges(self) -> bool {
+        self != Self::Noop && self.has_world()
+    }
+
+    /// Whether it has a place beside others on `wire`: on a slow one only what sends over
+    /// it, and what that is held against.
+    pub(super) fn belongs_on(self, wire: Wire) -> bool {
+        wire == Wire::Local || self.has_world()
+    }
+
+    /// Whether it takes part with one rank only.
+    pub(super) fn is_single(self) -> bool {
+        matches!(
+            self,
+            Self::SingleLocal | Self::SingleGlobal | Self::SingleShards
+        )
+    }
+
+    /// Whether another program does it.
+    pub(super) fn is_outside(self) -> bool {
+        matches!(self, Self::SingleCores | Self::Torch)
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A word that names no contender.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no row \"{word}\"; there are {all}")]
+pub struct NoContender {
+    word: String,
+    all: String,
+}
+
+impl FromStr for Contender {
+    type Err = NoContender;
+
+    fn from_str(word: &str) -> Result<Self, NoContender> {
+        let found = Self::ALL.into_iter().find(|row| row.name() == word);
+        found.ok_or_else(|| NoContender {
+            word: word.to_owned(),
+            all: Self::ALL.map(Self::name).join(", "),
+        })
+    }
+}
