@@ -51,6 +51,26 @@ pub struct Caps {
     pub bucket_bytes: usize,
 }
 
+/// Buckets that a model should fill at least: the last one is full only when the backward pass is
+/// over, so one bucket for a whole model hides nothing.
+///
+/// Two ranks, 784-1024-1024-10 (7.1 MB of gradients), of the no-op hook's step, 2 cores, 2026-11-30:
+/// in 2 buckets, the second of 7.1 MB, MEASURED_TWO; in 3, MEASURED_THREE.
+const FEWEST: usize = 4;
+
+impl Caps {
+    /// These caps for gradients of these `slots`: not above a quarter of them, unless that is below
+    /// the cap of the first bucket.
+    pub fn for_gradients(self, slots: &[SlotSpec]) -> Self {
+        let bytes: usize = slots.iter().map(|slot| slot.len * slot.dtype.bytes()).sum();
+        let fair = bytes.div_ceil(FEWEST).max(self.first_bytes);
+        Self {
+            bucket_bytes: self.bucket_bytes.min(fair),
+            ..self
+        }
+    }
+}
+
 /// Which slot goes into which bucket, and where in it.
 ///
 /// A function of its arguments alone, so equal on all ranks. Slots are packed in the given order;

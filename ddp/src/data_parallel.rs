@@ -70,6 +70,7 @@ impl DdpConfig {
             .map(|slot| Tap::new(slot, line.clone()))
             .collect();
         let reverse: Vec<usize> = (0..slots.len()).rev().collect();
+        let caps = caps.for_gradients(&slots.specs());
         let plan = BucketPlan::new(&slots.specs(), &reverse, caps);
         let device = module
             .devices()
