@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    Board, Communicator, CommunicatorConfig, Error,
+    Board, Communicator, CommunicatorConfig, Error, trace,
     transport::{Local, Transport},
 };
 
@@ -122,7 +122,7 @@ where
             };
             thread::Builder::new()
                 .name(format!("rank {number}"))
-                .spawn_scoped(scope, run)
+                .spawn_scoped(scope, trace::inherit(run))
                 // The links that are dropped here end the ranks that have started.
                 .map_err(|error| Error::Thread {
                     rank: number,

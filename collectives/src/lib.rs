@@ -23,6 +23,11 @@
 //! Every wait ends: in the right values on every rank, or in an [`Error`] that
 //! names the ranks at fault.
 //!
+//! Each call is a span of [`tracing`], named by the operation, target `lockstep`: who
+//! listens sees when it ran on which rank, by which algorithm and over how many bytes.
+//! A subscriber that was set for the caller's thread alone is set on the threads of
+//! [`launch`] and [`CommStream`] too.
+//!
 //! Buffers are slices of plain numbers, and so contiguous: a strided view cannot be
 //! passed by accident.
 mod algorithm;
@@ -40,6 +45,7 @@ pub mod schedule;
 pub mod simulated;
 mod stats;
 mod stream;
+mod trace;
 pub mod transport;
 pub mod tuning;
 

@@ -19,5 +19,6 @@ mod same_bits;
 mod simulated;
 mod stats;
 mod stream;
+mod trace;
 mod tuning;
 mod world;

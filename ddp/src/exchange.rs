@@ -41,9 +41,9 @@ pub(crate) fn all_reduce_blocks<'a, T: Real>(
         let mut sum = Sum::default();
         let all_blocks = (0..world).flat_map(blocks);
         for (block, part) in all_blocks.zip(take.chunks_exact(own.len())) {
-            sum.push_block(block, part.to_vec(), add);
+            sum.push_block(block, part.to_vec(), add());
         }
-        if let Some(sum) = sum.finish(add) {
+        if let Some(sum) = sum.finish(add()) {
             first[own].copy_from_slice(&sum);
         }
     }
@@ -65,13 +65,14 @@ pub(crate) fn all_reduce<T: Real>(
             Ok(first)
         }
         None => {
-            let mut closed = sum.finish(add).unwrap_or_default();
+            let mut closed = sum.finish(add()).unwrap_or_default();
             communicator.all_reduce(&mut closed, collectives::ReduceOp::Sum)?;
             Ok(closed)
         }
     }
 }
 
-fn add<T: Real>(left: &mut Vec<T>, right: Vec<T>) {
-    real::add(left, &right);
+/// How a tree over vectors adds two of them.
+fn add<T: Real>() -> impl FnMut(&mut Vec<T>, Vec<T>) {
+    |left, right| real::add(left, &right)
 }

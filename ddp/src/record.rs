@@ -1,4 +1,5 @@
 //! What one step did, and when.
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
@@ -72,6 +73,16 @@ fn micros<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Err
 }
 
 impl StepRecord {
+    /// The algorithms by which buckets were reduced, each once.
+    pub fn algorithms(&self) -> Vec<String> {
+        let all: BTreeSet<_> = self
+            .buckets
+            .iter()
+            .map(|bucket| &bucket.algorithm)
+            .collect();
+        all.into_iter().cloned().collect()
+    }
+
     /// Share of the all-reduce time that lies inside the backward pass, 0 to 1; 0 without any, and
     /// if it did not run beside it.
     ///

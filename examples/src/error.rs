@@ -1,5 +1,7 @@
 //! What can end a run early, and the exit code that says so.
 
+use std::path::Path;
+
 use collectives::launch::LaunchError;
 
 use crate::{ConfigError, DataError, KMeansError};
@@ -34,6 +36,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// A file that could not be written, and the operating system's words.
+    pub(crate) fn write(path: &Path, error: &std::io::Error) -> Self {
+        Self::Write {
+            path: path.display().to_string(),
+            reason: error.to_string(),
+        }
+    }
+
     /// 2 for what was asked for and cannot be run (flags, config, input
     /// files), 1 for what went wrong while it ran.
     ///

@@ -18,8 +18,11 @@ mod kmeans;
 
 mod compare;
 mod model;
+mod moved;
 mod optimizer;
+mod step_log;
 mod task;
+mod trace;
 mod train;
 mod weights;
 
@@ -29,7 +32,7 @@ mod run;
 pub use cli::{CompareFlags, KMeansCli, MlpCli, MlpCommand, TrainFlags};
 pub use compare::{Fault, Mode, ModeReport, Verdict, compare};
 pub use config::{
-    Compare, ConfigError, Data, Flag, KMeansData, KMeansRun, KMeansSettings, Model, Optim,
+    Compare, ConfigError, Data, Flag, KMeansData, KMeansRun, KMeansSettings, Log, Model, Optim,
     OptimizerKind, Precision, Preset, Run, Settings, Train, print, resolve,
 };
 pub use data::{
@@ -45,4 +48,5 @@ pub use random::SplitMix64;
 pub use report::{Columns, Curve, curves_csv, curves_svg, grouped, timeline};
 pub use run::{exit_code, run_compare, run_kmeans, run_train};
 pub use task::Task;
+pub use trace::Recording;
 pub use train::{Epoch, News, TrainReport, train};

@@ -1,9 +1,11 @@
 //! What `mlp` trains on: the data, cut into global batches, as tensors.
 
-use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
+use std::ops::Range;
+
+use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use collectives::Place;
-use ddp::{Batch, DistributedSampler};
+use collectives::{Partition, Place};
+use ddp::{Batch, DistributedSampler, Shards};
 
 use crate::model::tensor;
 use crate::{ConfigError, DataSet, Error, Mlp, Samples, Settings, digits, mnist_folder, synthetic};
@@ -145,22 +147,39 @@ impl Task {
 
     /// The mean loss of `model` over training rows.
     pub(crate) fn loss(&self, model: &Mlp, rows: &[usize], device: &Device) -> Tensor<1> {
-        let (features, targets) = self.train_rows(rows, device);
-        self.criterion(device)
-            .forward(model.forward(features), targets)
+        self.loss_of(model, self.train_rows(rows, device), device)
     }
 
-    /// Mean cross-entropy.
-    pub(crate) fn criterion(&self, device: &Device) -> CrossEntropyLoss {
-        CrossEntropyLossConfig::new().init(device)
+    /// The mean cross-entropy of `model` over features and targets.
+    pub(crate) fn loss_of(
+        &self,
+        model: &Mlp,
+        (features, targets): (Tensor<2>, Tensor<1, Int>),
+        device: &Device,
+    ) -> Tensor<1> {
+        let criterion = CrossEntropyLossConfig::new().init(device);
+        criterion.forward(model.forward(features), targets)
     }
 
-    /// Share of test rows that the model puts into the right class.
-    pub(crate) fn accuracy(&self, model: &Mlp, device: &Device) -> f64 {
+    /// This place's test rows: all ranks together test each row once. In as many parts as the rank
+    /// has micro-shards.
+    pub(crate) fn test_parts(&self, place: Place) -> Vec<Range<usize>> {
+        let rows = self.data.test.len();
+        match Shards::new(self.settings.ddp.micro_shards, place) {
+            Ok(shards) => {
+                let cut = Partition::new(rows, shards.count());
+                shards.own().map(|shard| cut.range(shard)).collect()
+            }
+            Err(_) => vec![Partition::new(rows, place.world).range(place.rank)],
+        }
+    }
+
+    /// Share of some test rows that the model puts into the right class; 0 of none.
+    pub(crate) fn accuracy(&self, model: &Mlp, rows: Range<usize>, device: &Device) -> f64 {
         /// Rows at a time, to bound memory.
         const CHUNK: usize = 1000;
         let samples = &self.data.test;
-        let rows: Vec<usize> = (0..samples.len()).collect();
+        let rows: Vec<usize> = rows.collect();
         let right: usize = rows
             .chunks(CHUNK)
             .map(|rows| {
@@ -172,7 +191,7 @@ impl Task {
                     .count()
             })
             .sum();
-        right as f64 / samples.len() as f64
+        right as f64 / rows.len().max(1) as f64
     }
 
     fn features(&self, samples: &Samples, rows: &[usize], device: &Device) -> Tensor<2> {

@@ -1,14 +1,25 @@
 //! Data-parallel training as one would run it.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::tensor::Device;
-use collectives::{Collective, Communicator, Row, launch};
+use collectives::{Communicator, Row, launch};
 use ddp::StepRecord;
 
+use crate::moved::{minus, reductions};
+use crate::step_log::{StepInfo, StepLog};
 use crate::weights::weights_hash;
-use crate::{Error, Task, optimizer};
+use crate::{Error, Recording, Task, optimizer};
+
+/// A span that a [`Recording`] sees.
+macro_rules! span {
+    ($name:literal, $($field:ident),+) => {
+        tracing::info_span!(target: "lockstep", $name, $($field),+)
+    };
+}
 
 /// What rank 0 has to tell while training runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,10 +63,14 @@ pub struct TrainReport {
     pub buckets: Vec<usize>,
     /// The last step as rank 0 saw it.
     pub step: StepRecord,
-    /// Rank 0's all-reduces.
+    /// Rank 0's reductions of gradients.
     pub moved: Row,
-    /// The algorithms that carried them out.
+    /// The algorithms that carried them out in the last step.
     pub algorithms: Vec<String>,
+    /// Steps that all ranks left out, and the ranks whose gradients were no numbers.
+    pub skipped: usize,
+    /// Those ranks, over the whole run.
+    pub non_finite: BTreeSet<usize>,
     /// Whether all ranks ended with the same weights, bit for bit.
     pub bits_equal_ranks: bool,
 }
@@ -63,13 +78,33 @@ pub struct TrainReport {
 /// Trains the task's model and reports to `news` on rank 0's thread.
 ///
 /// # Errors
-/// [`Error::Launch`], naming the first rank that failed and why.
+/// [`Error::Launch`], naming the first rank that failed and why; [`Error::Write`] for the files
+/// of `[log]`: before training starts, if they cannot be there.
 pub fn train(task: &Task, news: impl Fn(News) + Sync) -> Result<TrainReport, Error> {
     let settings = task.settings();
-    let config = &settings.collectives;
-    let mut reports = launch::spawn(settings.run.world_size, config, |communicator| {
-        run_rank(task, communicator, &news)
-    })?;
+    let (config, ranks) = (&settings.collectives, settings.run.world_size);
+    let named = |path: &Path| (!path.as_os_str().is_empty()).then(|| path.to_owned());
+    let steps = named(&settings.log.steps).map(|path| StepLog::create(&path));
+    let steps = steps.transpose()?;
+    let drawn = task.steps() / 2 + 1;
+    let trace = named(&settings.log.trace).map(|path| Recording::create(&path, drawn, ranks));
+    let trace = trace.transpose()?;
+    let run = || {
+        launch::spawn(ranks, config, |communicator| {
+            run_rank(task, communicator, steps.as_ref(), &news)
+        })
+    };
+    let outcome = match &trace {
+        Some(trace) => trace.record(run),
+        None => run(),
+    };
+    let written = [
+        trace.map_or(Ok(()), Recording::finish),
+        steps.map_or(Ok(()), StepLog::finish),
+    ];
+    // Why training ended is the better news.
+    let mut reports = outcome?;
+    written.into_iter().collect::<Result<(), _>>()?;
     let equal = reports.iter().all(|(_, hash)| *hash == reports[0].1);
     let (report, _) = reports.swap_remove(0);
     Ok(TrainReport {
@@ -82,9 +117,11 @@ pub fn train(task: &Task, news: impl Fn(News) + Sync) -> Result<TrainReport, Err
 fn run_rank(
     task: &Task,
     communicator: Communicator,
+    steps: Option<&StepLog>,
     news: &(impl Fn(News) + Sync),
 ) -> ddp::Result<(TrainReport, u64)> {
     let place = communicator.place();
+    let rank = place.rank;
     let plain = Device::flex();
     let device = plain.clone().autodiff();
     let lr = task.settings().optim.lr;
@@ -92,41 +129,64 @@ fn run_rank(
     let model = task.model(&device);
     let mut model = task.settings().ddp.init(model, communicator)?;
     let mut optim = optimizer(&task.settings().optim);
-    let criterion = task.criterion(&device);
+    let before = reductions(&model.stats()?);
+    let mut tested = Row::default();
+    let (mut skipped, mut non_finite) = (0, BTreeSet::new());
     let mut tally = Tally::default();
     let mut last = None;
     for (index, batch) in task.batches(place)?.enumerate() {
-        let started = Instant::now();
-        let (features, targets) = task.train_rows(&batch.rows, &device);
-        let loss = criterion.forward(model.forward(features), targets);
-        let gradients = model.backward(loss, batch.samples)?;
-        model.step(lr, &mut optim, gradients)?;
-        tally.add(model.last_step(), started.elapsed());
-
         let step = index + 1;
-        if place.rank == 0 {
+        let epoch = step.div_ceil(task.steps_per_epoch());
+        let whole = span!("step", rank, step, epoch).entered();
+        let started = Instant::now();
+        let gradients = model.accumulate(task.micro_batches(&batch), |model, batch| {
+            let rows = span!("data", rank).in_scope(|| task.train_rows(&batch.rows, &device));
+            let loss = span!("forward", rank).in_scope(|| task.loss_of(model, rows, &device));
+            (loss, batch.samples)
+        })?;
+        model.step(lr, &mut optim, gradients)?;
+        let time = started.elapsed();
+        drop(whole);
+        tally.add(model.last_step(), time);
+        skipped += usize::from(model.last_step().skipped);
+        non_finite.extend(model.last_step().non_finite.iter().copied());
+        if let Some(steps) = steps {
+            let info = StepInfo { epoch, lr, time };
+            steps.write(&info, model.last_step());
+        }
+
+        if rank == 0 {
             let loss = model.last_step().loss;
             news(News::Step { step, loss });
         }
         if step.is_multiple_of(task.steps_per_epoch()) || step == task.steps() {
-            let mut epoch = tally.epoch(step.div_ceil(task.steps_per_epoch()), step);
-            // One rank is enough to test; the others wait in their next step.
-            if place.rank == 0 {
-                epoch.accuracy = task.accuracy(&model.valid(), &plain);
+            let mut epoch = tally.epoch(epoch, step);
+            let before = reductions(&model.stats()?);
+            let parts = span!("test", rank).in_scope(|| {
+                let model = model.valid();
+                let parts = task.test_parts(place).into_iter();
+                parts
+                    .map(|part| ([task.accuracy(&model, part.clone(), &plain)], part.len()))
+                    .collect::<Vec<_>>()
+            });
+            [epoch.accuracy] = model.weighted_mean(parts)?;
+            tested = tested + minus(reductions(&model.stats()?), before);
+            if rank == 0 {
                 news(News::Epoch(epoch.clone()));
             }
             last = Some(epoch);
             tally = Tally::default();
         }
     }
-    let stats = model.stats()?;
-    let algorithms = stats.algorithms(Collective::AllReduce);
+    let moved = minus(reductions(&model.stats()?), before);
     let report = TrainReport {
         last: last.expect("a run has a step"),
         buckets: model.plan().buckets(),
         step: model.last_step().clone(),
-        moved: stats.of(Collective::AllReduce),
-        algorithms: algorithms.map(|algorithm| algorithm.to_string()).collect(),
+        moved: minus(moved, tested),
+        algorithms: model.last_step().algorithms(),
+        skipped,
+        non_finite,
         bits_equal_ranks: true,
     };
     Ok((report, weights_hash(model.module())))

@@ -86,6 +86,7 @@ fn an_unknown_key_is_told_with_the_nearest() {
     );
     nearest("section", "[optimizer]\nlr = 1\n", "optimizer", "optim");
     nearest("misplaced", "lr = 1\n", "lr", "optim.lr");
+    nearest("log", "[log]\ntracee = \"a\"\n", "log.tracee", "log.trace");
     // Options that are not set are known all the same.
     nearest(
         "option",

@@ -7,3 +7,4 @@ mod data;
 mod kmeans;
 mod programs;
 mod report;
+mod trace;

@@ -176,11 +176,30 @@ fn train_reports_loss_accuracy_speed_and_overlap_and_draws_no_bar_into_a_pipe() 
 }
 
 #[test]
+fn train_says_where_trace_and_records_lie() {
+    let folder = folder("programs-trace");
+    let output = mlp(
+        &folder,
+        "train --steps 3 --world-size 2 --trace run.json --log steps.jsonl",
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    let text = out(&output);
+    for file in ["run.json", "run.svg", "steps.jsonl"] {
+        assert!(text.contains(file), "{text}");
+        assert!(folder.join(file).is_file(), "{file}");
+    }
+    let output = mlp(&folder, "train --trace nowhere/run.json");
+    assert_eq!(output.status.code(), Some(1));
+    let expected = "error: nowhere/run.json: cannot be written: No such file or directory";
+    assert!(err(&output).starts_with(expected), "{}", err(&output));
+}
+
+#[test]
 fn printed_settings_have_the_flags_in_them_and_are_a_config_file() {
     let folder = folder("programs-print");
     let output = mlp(
         &folder,
-        "train --preset wide --lr 0.25 --algorithm tree --print-config",
+        "train --preset wide --lr 0.25 --algorithm tree --trace a.json --log b.jsonl --print-config",
     );
     let text = out(&output);
     assert!(
@@ -188,6 +207,11 @@ fn printed_settings_have_the_flags_in_them_and_are_a_config_file() {
         "{text}"
     );
     assert!(text.contains("2048"), "{text}");
+    assert!(
+        text.contains("[log]\ntrace = \"a.json\"\nsteps = \"b.jsonl\"\n"),
+        "{text}"
+    );
+    assert!(!folder.join("a.json").exists());
     std::fs::write(folder.join("printed.toml"), &text).unwrap();
     let again = mlp(&folder, "train --config printed.toml --print-config");
     assert_eq!(out(&again), text);

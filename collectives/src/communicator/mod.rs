@@ -24,6 +24,7 @@ use crate::{
     executor::Aside,
     launch::panic_message,
     stats::Key,
+    trace,
     transport::{Counted, Ticket, Transport, Trouble},
 };
 
@@ -228,8 +229,9 @@ impl Communicator {
         predicted: Traffic,
         carry_out: impl FnOnce(Tools<'_>) -> Outcome,
     ) -> Result<()> {
-        let start = Instant::now();
         let fingerprint = ticket.fingerprint;
+        let _call = trace::call(self.rank(), &fingerprint, predicted).entered();
+        let start = Instant::now();
         let tools = Tools {
             plan: &self.plan,
             ticket: &ticket,

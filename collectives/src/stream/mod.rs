@@ -10,7 +10,9 @@ use std::{
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
-use crate::{Board, Communicator, Error, Place, Result, Stats, board::Fate, launch::panic_message};
+use crate::{
+    Board, Communicator, Error, Place, Result, Stats, board::Fate, launch::panic_message, trace,
+};
 
 type Job = Box<dyn FnOnce(&mut Communicator) + Send>;
 
@@ -89,11 +91,11 @@ impl CommStream {
         let (jobs, inbox) = unbounded::<Job>();
         let worker = thread::Builder::new()
             .name(format!("rank {} comm", place.rank))
-            .spawn(move || {
+            .spawn(trace::inherit(move || {
                 let mut communicator = communicator;
                 inbox.iter().for_each(|job| job(&mut communicator));
                 communicator
-            })
+            }))
             .map_err(|error| Error::Thread {
                 rank: place.rank,
                 what: error.to_string(),

@@ -269,6 +269,12 @@ pub struct TrainFlags {
     /// Other defaults: wide is 784-2048x8-10 on synthetic rows, 31.0 M parameters.
     #[arg(long)]
     preset: Option<Named>,
+    /// Write what every thread did when to FILE, for Perfetto, and draw a step beside it, as .svg.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Write a line of JSON a step and rank to FILE.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
 }
 
 /// Names of [`Preset`]s.
@@ -289,6 +295,9 @@ impl TrainFlags {
         };
         let mut flags = self.shared.flags()?;
         flags.algorithm(self.algorithm.clone());
+        let path = |path: &PathBuf| path.display().to_string();
+        flags.add("--trace", "log.trace", self.trace.as_ref().map(path));
+        flags.add("--log", "log.steps", self.log.as_ref().map(path));
         let settings = resolve(&defaults, self.shared.config.as_deref(), &flags.0)?.settle();
         settings.check()?;
         Ok(settings)

@@ -1,12 +1,11 @@
 //! The same training by ranks, rightly or with a fault.
 
-use std::collections::BTreeSet;
-
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
-use collectives::{Choice, Collective, Communicator, Place, Row, Stats, launch};
+use collectives::{Choice, Communicator, Place, Row, launch};
 
 use super::Fault;
+use crate::moved::{minus, reductions};
 use crate::weights::{Weights, flip_last_bit, parameter_hashes, scale_gradients, weights_hash};
 use crate::{Error, Task, optimizer};
 
@@ -104,15 +103,13 @@ fn run_rank(task: &Task, communicator: Communicator, fault: Option<Fault>) -> dd
         partial_bytes = partial_bytes.max(model.last_step().partial_bytes);
     }
     let moved = minus(reductions(&model.stats()?), at_first);
-    let record = model.last_step();
-    let algorithms: BTreeSet<_> = record.buckets.iter().map(|b| b.algorithm.clone()).collect();
     Ok(RankRun {
         hidden: hidden / losses.len() as f64,
         losses,
         rows,
         buckets: model.plan().len(),
         moved,
-        algorithms: algorithms.into_iter().collect(),
+        algorithms: model.last_step().algorithms(),
         partial_bytes,
         weights_hash: weights_hash(model.module()),
         hashes,
@@ -121,23 +118,6 @@ fn run_rank(task: &Task, communicator: Communicator, fault: Option<Fault>) -> dd
             _ => Weights::default(),
         },
     })
-}
-
-/// What reductions moved so far: all-reduces, and where micro-shards do not close the exchange and
-/// the gathering of their blocks.
-fn reductions(stats: &Stats) -> Row {
-    stats.of(Collective::AllReduce)
-        + stats.of(Collective::AllToAll)
-        + stats.of(Collective::AllGather)
-}
-
-/// The bytes of `row` beyond those of `before`.
-fn minus(row: Row, before: Row) -> Row {
-    Row {
-        bytes_sent: row.bytes_sent - before.bytes_sent,
-        predicted_sent: row.predicted_sent - before.predicted_sent,
-        ..row
-    }
 }
 
 /// The fault of a rank that reduces nothing: a plain loop over its own part.

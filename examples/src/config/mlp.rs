@@ -1,13 +1,14 @@
 //! The settings of `mlp`.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use collectives::CommunicatorConfig;
 use ddp::DdpConfig;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
+use crate::trace::drawing_path;
 
 /// Everything `mlp` can be told, one field a section of the TOML file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +30,8 @@ pub struct Settings {
     pub collectives: CommunicatorConfig,
     /// `[ddp]`
     pub ddp: DdpConfig,
+    /// `[log]`, read by `mlp train` only
+    pub log: Log,
 }
 
 /// `[run]`: who computes.
@@ -167,6 +170,40 @@ pub struct Compare {
     pub out: PathBuf,
 }
 
+/// `[log]`: what a run writes down of itself. Empty is nothing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// File for a [`Recording`](crate::Recording) of all threads; the step in the middle of the
+    /// run is drawn beside it, with the extension `svg`.
+    pub trace: PathBuf,
+    /// File for a line of JSON a step and rank, as in `docs/records.md`.
+    pub steps: PathBuf,
+}
+
+impl Log {
+    /// Refuses files that would take each other's place.
+    fn check(&self) -> Result<(), ConfigError> {
+        if self.trace.as_os_str().is_empty() {
+            return Ok(());
+        }
+        let drawing = drawing_path(&self.trace);
+        let refused = |key, file: &Path, what| {
+            let file = format!("{:?}", file.display().to_string());
+            Err(ConfigError::value(key, file, what))
+        };
+        if self.trace == drawing {
+            let what = "another extension: the drawing beside it takes svg";
+            return refused("log.trace", &self.trace, what);
+        }
+        if self.steps == self.trace || self.steps == drawing {
+            let what = "another file than those of log.trace";
+            return refused("log.steps", &self.steps, what);
+        }
+        Ok(())
+    }
+}
+
 /// A bundle of defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preset {
@@ -216,6 +253,7 @@ impl Settings {
             },
             collectives: CommunicatorConfig::default(),
             ddp: DdpConfig::default(),
+            log: Log::default(),
         }
     }
 
@@ -356,6 +394,7 @@ impl Settings {
         not_negative("optim.weight_decay", self.optim.weight_decay)?;
         positive("data.pixel_scale", self.data.pixel_scale)?;
         not_negative("compare.tolerance", self.compare.tolerance)?;
+        self.log.check()?;
         not_negative("ddp.bucket_cap_mb", self.ddp.bucket_cap_mb)?;
         not_negative("ddp.first_bucket_mb", self.ddp.first_bucket_mb)?;
         if let Err(ddp::Error::Config {

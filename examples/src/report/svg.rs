@@ -119,7 +119,7 @@ fn grid(svg: &mut String, frame: &Frame) {
 }
 
 /// Round numbers (1, 2 or 5 times a power of ten apart), four to ten of them.
-fn ticks(low: f64, high: f64) -> Vec<f64> {
+pub(super) fn ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 8.0;
     let power = 10f64.powf(rough.log10().floor());
     let nice = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
@@ -133,21 +133,26 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
 }
 
 /// Without the digits that only rounding put there.
-fn label(value: f64) -> String {
+pub(super) fn label(value: f64) -> String {
     let rounded = (value * 1e9).round() / 1e9;
     rounded.to_string()
 }
 
-fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
+pub(super) fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
     svg.push_str(&format!(
         "<line x1=\"{:.2}\" y1=\"{:.2}\" x2=\"{:.2}\" y2=\"{:.2}\" stroke=\"{colour}\"/>\n",
         from.0, from.1, to.0, to.1
     ));
 }
 
-fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+pub(super) fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+    styled(svg, (x, y), &format!("text-anchor=\"{anchor}\""), words);
+}
+
+/// Words with attributes of their own.
+pub(super) fn styled(svg: &mut String, (x, y): (f64, f64), attributes: &str, words: &str) {
     svg.push_str(&format!(
-        "<text x=\"{x:.2}\" y=\"{y:.2}\" text-anchor=\"{anchor}\">{}</text>\n",
+        "<text x=\"{x:.2}\" y=\"{y:.2}\" {attributes}>{}</text>\n",
         escaped(words)
     ));
 }
@@ -199,7 +204,7 @@ fn legend(svg: &mut String, curves: &[Curve]) {
     }
 }
 
-fn escaped(words: &str) -> String {
+pub(super) fn escaped(words: &str) -> String {
     words
         .replace('&', "&amp;")
         .replace('<', "&lt;")

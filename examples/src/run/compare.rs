@@ -9,7 +9,7 @@ use ddp::{DdpConfig, Shards};
 use super::{counted, percent, say, widths};
 use crate::compare::tolerance;
 use crate::{
-    Columns, CompareFlags, Curve, Error, Mode, ModeReport, Settings, Task, Verdict, compare,
+    Columns, CompareFlags, Curve, Error, Log, Mode, ModeReport, Settings, Task, Verdict, compare,
     curves_csv, curves_svg, grouped, print, timeline, train,
 };
 
@@ -80,6 +80,7 @@ fn show_overlap(settings: &Settings) -> Result<(), Error> {
     larger.run.world_size = settings.run.world_size.min(2);
     larger.train.steps = 8;
     larger.ddp = DdpConfig::new().with_bucket_cap_mb(4.5);
+    larger.log = Log::default();
     let task = Task::new(larger)?;
     let report = train(&task, |_| ())?;
     say(format_args!(
@@ -249,18 +250,11 @@ fn write_curves(folder: &Path, reports: &[ModeReport]) -> Result<[String; 2], Er
 
 /// Makes the folder, before the work rather than after it.
 fn make(folder: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))
+    std::fs::create_dir_all(folder).map_err(|error| Error::write(folder, &error))
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> Result<String, Error> {
     let path = folder.join(name);
-    std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
+    std::fs::write(&path, text).map_err(|error| Error::write(&path, &error))?;
     Ok(path.display().to_string())
-}
-
-fn unwritable(path: &Path, error: &std::io::Error) -> Error {
-    Error::Write {
-        path: path.display().to_string(),
-        reason: error.to_string(),
-    }
 }

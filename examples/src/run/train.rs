@@ -3,6 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{counted, percent, say, widths};
+use crate::trace::drawing_path;
 use crate::{
     Columns, Epoch, Error, News, OptimizerKind, Task, TrainFlags, grouped, print, timeline, train,
 };
@@ -64,6 +65,29 @@ pub fn run_train(flags: &TrainFlags) -> Result<bool, Error> {
         true => "All ranks ended with the same weights, bit for bit.",
         false => "RANKS ENDED WITH DIFFERENT WEIGHTS.",
     });
+    if report.skipped > 0 {
+        let ranks: Vec<String> = report.non_finite.iter().map(usize::to_string).collect();
+        say(format_args!(
+            "All ranks left out {}, since gradients were no numbers{}.",
+            counted(report.skipped, "step"),
+            match ranks.is_empty() {
+                true => " once they were summed".to_owned(),
+                false => format!(" on rank {}", ranks.join(", ")),
+            },
+        ));
+    }
+    let log = &task.settings().log;
+    if !log.trace.as_os_str().is_empty() {
+        let drawing = drawing_path(&log.trace);
+        say(format_args!(
+            "trace: {}\n       {}",
+            log.trace.display(),
+            drawing.display()
+        ));
+    }
+    if !log.steps.as_os_str().is_empty() {
+        say(format_args!("steps: {}", log.steps.display()));
+    }
     let finite = report.last.loss.is_finite();
     if !finite {
         say("THE LOSS IS NO NUMBER ANY MORE; a smaller --lr may help.");
