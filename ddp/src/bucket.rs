@@ -59,11 +59,13 @@ pub struct Caps {
 const FEWEST: usize = 4;
 
 impl Caps {
-    /// These caps for gradients of these `slots`: not above a quarter of them, unless that is below
-    /// the cap of the first bucket.
+    /// These caps for gradients of these `slots`: not above a quarter of them all, unless that would
+    /// leave no room beside the largest, whose bias should travel with it.
     pub fn for_gradients(self, slots: &[SlotSpec]) -> Self {
-        let bytes: usize = slots.iter().map(|slot| slot.len * slot.dtype.bytes()).sum();
-        let fair = bytes.div_ceil(FEWEST).max(self.first_bytes);
+        let bytes = |slot: &SlotSpec| slot.len * slot.dtype.bytes();
+        let all: usize = slots.iter().map(bytes).sum();
+        let largest = slots.iter().map(bytes).max().unwrap_or(0);
+        let fair = all.div_ceil(FEWEST).max(largest + self.first_bytes);
         Self {
             bucket_bytes: self.bucket_bytes.min(fair),
             ..self

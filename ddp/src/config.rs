@@ -32,21 +32,17 @@ pub struct DdpConfig {
     pub broadcast_buffers: bool,
     /// Steps between two comparisons of all replicas' values; 0 for none.
     pub check_replicas_every: u64,
-    /// Which thread reduces the buckets.
-    pub comm_thread: CommThread,
-}
-
-/// Which thread reduces the buckets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CommThread {
-    /// Whichever is measured to be better.
-    #[default]
-    Auto,
-    /// One beside the training thread: a bucket's time is hidden where a core, or a link, is free.
-    Always,
-    /// The training thread itself, at the moment in which a bucket is full.
-    Never,
+    /// Whether a thread of its own reduces the buckets, or the training thread where one is full.
+    ///
+    /// The thread is better or no worse also where ranks fill the cores. A step over that of
+    /// [`Hook::Noop`] (2 ranks on 2 cores, in-process, `bench step`, 2026-11-30; medians of 10 and 40
+    /// rounds, of which the second were taken beside other work):
+    ///
+    /// | model | thread | inline | after the backward pass |
+    /// |---|---|---|---|
+    /// | 784-2048x8-10 | 1.055 | 1.166 | 1.095 |
+    /// | 784-1024-1024-10 | 1.088 | 1.104 | 1.079 |
+    pub comm_thread: bool,
 }
 
 /// Twice what attention needs, about 30 operations from one parameter to the next, and still
@@ -79,7 +75,7 @@ impl Default for DdpConfig {
             comm_hook: Hook::AllReduce,
             broadcast_buffers: true,
             check_replicas_every: 0,
-            comm_thread: CommThread::Auto,
+            comm_thread: true,
         }
     }
 }
@@ -125,7 +121,7 @@ impl DdpConfig {
     }
 
     /// Reduces buckets on a thread of their own, or on the training thread.
-    pub fn with_comm_thread(self, comm_thread: CommThread) -> Self {
+    pub fn with_comm_thread(self, comm_thread: bool) -> Self {
         Self {
             comm_thread,
             ..self

@@ -19,8 +19,7 @@ use crate::slots::{self, Slots};
 use crate::tap::{Line, Tap};
 use crate::unpack;
 use crate::{
-    CommHook, CommThread, DdpConfig, Error, Result, StepRecord, exact, exchange, norm, real,
-    replicas,
+    CommHook, DdpConfig, Error, Result, StepRecord, exact, exchange, norm, real, replicas,
 };
 
 impl DdpConfig {
@@ -80,8 +79,8 @@ impl DdpConfig {
             .without_autodiff();
         let place = communicator.place();
         let stream = match self.comm_thread {
-            CommThread::Auto | CommThread::Always => CommStream::new(communicator)?,
-            CommThread::Never => CommStream::inline(communicator),
+            true => CommStream::new(communicator)?,
+            false => CommStream::inline(communicator),
         };
         let mut reducer = Reducer::new(plan, slots.names(), stream, self.overlap)
             .with_norm(self.max_grad_norm > 0.0);

@@ -60,7 +60,7 @@ pub mod naive;
 
 pub use bucket::{BucketPlan, Caps, Float, SlotSpec};
 pub use buffer::{Buffer, Gradient};
-pub use config::{CommThread, DdpConfig};
+pub use config::DdpConfig;
 pub use data_parallel::DistributedDataParallel;
 pub use error::{Error, Result};
 pub use hook::{AllReduce, Bf16Compress, BucketSums, CommHook, Fp16Compress, Hook, Noop, Values};

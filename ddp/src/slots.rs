@@ -469,3 +469,47 @@ impl<F: FnMut(usize, crate::buffer::Gradient<'_>) -> Result<()>> ModuleVisitor f
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collectives::{CommunicatorConfig, launch};
+
+    /// What each rank is told, given the platform of each.
+    fn verified(platforms: [&str; 3]) -> Vec<Result<()>> {
+        let outcomes = launch::spawn(3, &CommunicatorConfig::new(), |mut communicator| {
+            let platform = platforms[communicator.rank()];
+            let outcome = Slots::default().verify("comm_hook: A", platform, &mut communicator);
+            Ok::<_, Error>(outcome)
+        });
+        outcomes.unwrap()
+    }
+
+    #[test]
+    fn another_program_or_processor_is_told_to_every_rank_and_named() {
+        let same = "program: 1\nprocessor: x";
+        assert_eq!(verified([same; 3]), [Ok(()), Ok(()), Ok(())]);
+        let mismatch = |zero: &str, other: &str| {
+            Err(Error::PlatformMismatch {
+                ranks: vec![1],
+                zero: zero.into(),
+                other: other.into(),
+            })
+        };
+        let program = mismatch("program: 1", "program: 2");
+        let found = verified([same, "program: 2\nprocessor: x", same]);
+        assert_eq!(found, [program.clone(), program.clone(), program]);
+        let processor = mismatch("processor: x", "processor: y");
+        let found = verified([same, "program: 1\nprocessor: y", same]);
+        assert_eq!(found, [processor.clone(), processor.clone(), processor]);
+    }
+
+    #[test]
+    fn a_process_describes_itself_alike_every_time() {
+        let lines: Vec<&str> = platform::describe().lines().collect();
+        assert_eq!(lines.len(), 2);
+        let hash = lines[0].strip_prefix("program: ").unwrap();
+        assert!(u64::from_str_radix(hash, 16).is_ok(), "{hash}");
+        assert!(lines[1].starts_with("processor: "));
+    }
+}

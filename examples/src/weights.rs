@@ -1,6 +1,6 @@
 //! Looks into a model's weights, and at its gradients.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData};
 
@@ -88,32 +88,27 @@ pub(crate) fn scale_gradients<M: Module>(model: &M, gradients: &mut GradientsPar
     model.visit(&mut Scale { gradients, factor });
 }
 
-/// Turns over the lowest bit of the first gradient's first number, in f32 or f64.
-pub(crate) fn flip_last_bit<M: Module>(model: &M, gradients: &mut GradientsParams) {
-    model.visit(&mut Flip {
-        gradients,
-        done: false,
-    });
+/// Turns over the lowest bit of the first weight, in f32 or f64.
+pub(crate) fn flip_last_bit<M: Module>(model: M) -> M {
+    model.map(&mut Flip { done: false })
 }
 
-struct Flip<'a> {
-    gradients: &'a mut GradientsParams,
+struct Flip {
     done: bool,
 }
 
-impl ModuleVisitor for Flip<'_> {
-    fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
+impl ModuleMapper for Flip {
+    fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if std::mem::replace(&mut self.done, true) {
-            return;
+            return parameter;
         }
-        if let Some(gradient) = self.gradients.remove::<D>(parameter.id) {
-            let (device, dtype) = (gradient.device(), gradient.dtype());
-            let mut data = gradient.into_data();
+        parameter.map(|tensor| {
+            let (device, dtype) = (tensor.device(), tensor.dtype());
+            let mut data = tensor.inner().into_data();
             // Little-endian numbers begin with their lowest bits.
             TensorData::with_bytes_mut([&mut data], |mut bytes| bytes[0][0] ^= 1);
-            let flipped = Tensor::<D>::from_data(data, (&device, dtype));
-            self.gradients.register::<D>(parameter.id, flipped);
-        }
+            Tensor::from_data(data, (&device, dtype)).require_grad()
+        })
     }
 }
 

@@ -180,7 +180,7 @@ fn a_step_is_measured_by_every_way_of_taking_it() {
             .iter()
             .all(|name| name.starts_with("ddp"))
     );
-    assert_eq!(rows("delayed:50:10").len(), 6);
+    assert_eq!(rows("delayed:50:10").len(), 7);
     for row in lines.iter().filter(|line| line["kind"] == "row") {
         assert!(row["step_ms"].as_f64() > Some(0.0), "{row}");
         assert_eq!(row["blocks_ms"].as_array().map(Vec::len), Some(2), "{row}");
@@ -188,7 +188,9 @@ fn a_step_is_measured_by_every_way_of_taking_it() {
         // One all-reduce for each of four parameters, or one for all.
         let buckets = match row["contender"].as_str() {
             Some("ddp_per_parameter") => 4.into(),
-            Some("ddp" | "ddp_thread" | "ddp_inline" | "ddp_no_overlap") => 1.into(),
+            Some("ddp" | "ddp_inline" | "ddp_no_overlap" | "ddp_shard_a_rank" | "ddp_shards") => {
+                1.into()
+            }
             _ => serde_json::Value::Null,
         };
         assert_eq!(row["buckets"], buckets, "{row}");

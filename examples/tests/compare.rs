@@ -178,6 +178,8 @@ fn a_report_is_one_json_object_with_these_keys() {
             "max_abs_diff",
             "bits_equal_ranks",
             "weights_hash",
+            "exact",
+            "partial_bytes",
             "buckets",
             "bytes_per_rank",
             "bytes_formula",

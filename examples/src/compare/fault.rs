@@ -15,7 +15,7 @@ pub enum Fault {
     /// Ranks count alike, however many rows they have. Needs batches that do
     /// not divide by the world size; see [`Fault::prepare`].
     PlainMean,
-    /// The lowest bit of one mean gradient is turned over in one step, on all ranks alike: no
+    /// The lowest bit of one weight is turned over after one step, on all ranks alike: no
     /// tolerance shows it, and equal bits do.
     OneBit,
     /// Every rank trains the whole global batch: the right losses, for N times

@@ -85,16 +85,13 @@ fn run_rank(task: &Task, communicator: Communicator, fault: Option<Fault>) -> dd
             (task.loss(model, &batch.rows, &device), samples)
         })?;
         rows.push(rows_of_step);
-        match fault {
-            Some(Fault::SumForMean) => {
-                scale_gradients(model.module(), &mut gradients, place.world as f64);
-            }
-            Some(Fault::OneBit) if losses.len() == Fault::ONE_BIT_STEP => {
-                flip_last_bit(model.module(), &mut gradients);
-            }
-            _ => {}
+        if fault == Some(Fault::SumForMean) {
+            scale_gradients(model.module(), &mut gradients, place.world as f64);
         }
         model.step(lr, &mut optim, gradients)?;
+        if fault == Some(Fault::OneBit) && losses.len() == Fault::ONE_BIT_STEP {
+            model.update(flip_last_bit);
+        }
         if settings.compare.exact && place.rank == 0 {
             hashes.push(parameter_hashes(model.module()));
         }

@@ -1,7 +1,7 @@
 //! The ways to take a training step that are held against each other.
 use std::{fmt, str::FromStr};
 
-use ddp::{CommThread, DdpConfig, Hook};
+use ddp::{DdpConfig, Hook};
 
 use super::super::Wire;
 
@@ -23,8 +23,6 @@ pub enum Contender {
     Noop,
     /// Data-parallel, as it is set by default.
     Ddp,
-    /// The same, on a communication thread in any case.
-    Thread,
     /// The same, each bucket reduced by the training thread.
     Inline,
     /// The same, all buckets after the backward pass.
@@ -43,14 +41,13 @@ pub enum Contender {
 
 impl Contender {
     /// Every contender, in the order of the table.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 13] = [
         Self::SingleLocal,
         Self::SingleGlobal,
         Self::SingleCores,
         Self::Plain,
         Self::Noop,
         Self::Ddp,
-        Self::Thread,
         Self::Inline,
         Self::NoOverlap,
         Self::PerParameter,
@@ -69,7 +66,6 @@ impl Contender {
             Self::Plain => "plain",
             Self::Noop => "ddp_noop",
             Self::Ddp => "ddp",
-            Self::Thread => "ddp_thread",
             Self::Inline => "ddp_inline",
             Self::NoOverlap => "ddp_no_overlap",
             Self::PerParameter => "ddp_per_parameter",
@@ -89,7 +85,6 @@ impl Contender {
             Self::Plain => format!("{ranks} processes that train alone"),
             Self::Noop => "DDP, no-op hook".to_owned(),
             Self::Ddp => "DDP".to_owned(),
-            Self::Thread => "DDP, on a thread".to_owned(),
             Self::Inline => "DDP, inline".to_owned(),
             Self::NoOverlap => "DDP, no overlap".to_owned(),
             Self::PerParameter => "DDP, parameter by parameter".to_owned(),
@@ -106,8 +101,7 @@ impl Contender {
         match self {
             Self::Ddp => Some(config),
             Self::Noop => Some(config.with_comm_hook(Hook::Noop)),
-            Self::Thread => Some(config.with_comm_thread(CommThread::Always)),
-            Self::Inline => Some(config.with_comm_thread(CommThread::Never)),
+            Self::Inline => Some(config.with_comm_thread(false)),
             Self::NoOverlap => Some(config.with_overlap(false)),
             Self::PerParameter => Some(config.with_bucket_cap_mb(0.0).with_first_bucket_mb(0.0)),
             Self::ShardARank => Some(config.with_micro_shards(ranks)),
