@@ -16,6 +16,7 @@ const WIDTH: usize = 56;
 /// let ms = Duration::from_millis;
 /// let bucket = BucketRecord {
 ///     elements: 10, bytes: 40, ready: ms(14), start: ms(28), end: ms(56), slots: 1,
+///     algorithm: "ring".into(),
 /// };
 /// let step = StepRecord { backward: ms(28), buckets: vec![bucket], ..Default::default() };
 /// let drawing = examples::timeline(&step);
