@@ -1,6 +1,7 @@
 //! What a mode did, and whether that was right.
 
 use collectives::Choice;
+use ddp::Hook;
 use serde::Serialize;
 
 use super::Mode;
@@ -256,15 +257,18 @@ fn wrong_bytes(runs: &[RankRun]) -> Option<String> {
 
 /// A named algorithm is the one that runs, and something does run.
 fn wrong_algorithm(task: &Task, choice: &Choice, runs: &[RankRun]) -> Option<String> {
-    let deterministic = task.settings().collectives.deterministic;
+    let settings = task.settings();
+    let narrow = matches!(settings.ddp.comm_hook, Hook::Bf16 | Hook::Fp16);
+    let one_order = settings.collectives.deterministic || narrow;
     runs.iter().enumerate().find_map(|(rank, run)| {
         let ran = run.algorithms.join("+");
         match choice {
             _ if run.algorithms.is_empty() => Some(format!("rank {rank} reduced nothing")),
-            // For one order of sums the ring, and halving where it must, take the direct exchange.
+            // For one order of sums, or 16-bit floats, the ring and at times halving take the direct
+            // exchange.
             Choice::Fixed(asked)
                 if ran == asked.to_string()
-                    || deterministic && (ran == format!("direct+{asked}") || ran == "blocks") =>
+                    || one_order && (ran == format!("direct+{asked}") || ran == "blocks") =>
             {
                 None
             }
