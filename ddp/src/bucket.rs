@@ -65,7 +65,9 @@ impl Caps {
         let bytes = |slot: &SlotSpec| slot.len * slot.dtype.bytes();
         let all: usize = slots.iter().map(bytes).sum();
         let largest = slots.iter().map(bytes).max().unwrap_or(0);
-        let fair = all.div_ceil(FEWEST).max(largest + self.first_bytes);
+        let fair = all
+            .div_ceil(FEWEST)
+            .max(largest.saturating_add(self.first_bytes));
         Self {
             bucket_bytes: self.bucket_bytes.min(fair),
             ..self

@@ -132,12 +132,12 @@ fn weigh<T: Real>(values: &mut [T], gradient: &[T], samples: usize, onto: bool) 
     if onto {
         for (value, &gradient) in pairs {
             *value = *value + gradient * weight;
-            strange |= u32::from(!value.is_number());
+            strange |= u32::from(!gradient.is_number());
         }
     } else {
         for (value, &gradient) in pairs {
             *value = gradient * weight;
-            strange |= u32::from(!value.is_number());
+            strange |= u32::from(!gradient.is_number());
         }
     }
     strange == 0

@@ -3,7 +3,7 @@
 //! Burn presents running state as a float parameter that requires no gradient, keyed by thread
 //! until the next forward pass. It is known here by the layer it lies in.
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
 use collectives::CommStream;
 
 use crate::Result;
@@ -13,23 +13,22 @@ use crate::Result;
 pub(crate) enum Which {
     /// Running state of BatchNorm.
     Running,
-    /// Every float parameter that is not trained.
+    /// Every parameter that is not trained, of any type.
     Untrained,
 }
 
-/// Whether `module` has BatchNorm's running state.
-pub(crate) fn has_running_state<M: Module>(module: &M) -> bool {
-    !collect(module, Which::Running).is_empty()
-}
-
-/// Gives every rank rank 0's values, in one broadcast.
-pub(crate) fn broadcast<M: Module>(module: M, which: Which, stream: &CommStream) -> Result<M> {
+/// Gives every rank rank 0's values, in one broadcast; returns them too.
+pub(crate) fn broadcast<M: Module>(
+    module: M,
+    which: Which,
+    stream: &CommStream,
+) -> Result<(M, Vec<TensorData>)> {
     // Each rank's last update waits in its layers for the next forward pass, which would put it
     // over what comes here; this is the call that makes them take it in.
     drop(module.valid());
     let mut values = collect(&module, which);
     if values.is_empty() {
-        return Ok(module);
+        return Ok((module, values));
     }
     let work = stream.run(move |communicator| {
         TensorData::with_bytes_mut(values.iter_mut().collect::<Vec<_>>(), |mut bytes| {
@@ -45,31 +44,45 @@ pub(crate) fn broadcast<M: Module>(module: M, which: Which, stream: &CommStream)
         })?;
         Ok(values)
     });
-    let values = work.wait()?.into_iter();
-    Ok(module.map(&mut Overwrite {
-        which,
-        containers: Vec::new(),
-        values,
-    }))
+    let values = work.wait()?;
+    Ok((overwrite(module, which, values.clone()), values))
 }
 
-fn collect<M: Module>(module: &M, which: Which) -> Vec<TensorData> {
+/// Puts back `values` that were there before.
+pub(crate) fn restore<M: Module>(module: M, which: Which, values: Vec<TensorData>) -> M {
+    drop(module.valid());
+    overwrite(module, which, values)
+}
+
+pub(crate) fn collect<M: Module>(module: &M, which: Which) -> Vec<TensorData> {
     let mut visitor = Collect {
         which,
-        containers: Vec::new(),
+        place: Vec::new(),
         values: Vec::new(),
     };
     module.visit(&mut visitor);
     visitor.values
 }
 
+fn overwrite<M: Module>(module: M, which: Which, values: Vec<TensorData>) -> M {
+    module.map(&mut Overwrite {
+        which,
+        place: Vec::new(),
+        values: values.into_iter(),
+    })
+}
+
+/// Where a parameter lies: names of the fields down to it, and the types that hold them.
+pub(crate) type Path = Vec<(String, String)>;
+
 impl Which {
-    pub(crate) fn holds(self, containers: &[String], trained: bool) -> bool {
+    pub(crate) fn holds(self, place: &Path, trained: bool) -> bool {
+        let running = |(name, holder): &(String, String)| {
+            holder == "Struct:BatchNorm" && (name == "running_mean" || name == "running_var")
+        };
         !trained
             && match self {
-                Self::Running => containers
-                    .last()
-                    .is_some_and(|last| last == "Struct:BatchNorm"),
+                Self::Running => place.last().is_some_and(running),
                 Self::Untrained => true,
             }
     }
@@ -77,21 +90,33 @@ impl Which {
 
 struct Collect {
     which: Which,
-    containers: Vec<String>,
+    place: Path,
     values: Vec<TensorData>,
 }
 
 impl ModuleVisitor for Collect {
-    fn enter_module(&mut self, _: &str, container: &str) {
-        self.containers.push(container.to_owned());
+    fn enter_module(&mut self, name: &str, holder: &str) {
+        self.place.push((name.to_owned(), holder.to_owned()));
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.containers.pop();
+        self.place.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.which.holds(&self.containers, param.is_require_grad()) {
+        if self.which.holds(&self.place, param.is_require_grad()) {
+            self.values.push(param.base().into_data());
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        if self.which == Which::Untrained {
+            self.values.push(param.base().into_data());
+        }
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        if self.which == Which::Untrained {
             self.values.push(param.base().into_data());
         }
     }
@@ -99,21 +124,21 @@ impl ModuleVisitor for Collect {
 
 struct Overwrite {
     which: Which,
-    containers: Vec<String>,
+    place: Path,
     values: std::vec::IntoIter<TensorData>,
 }
 
 impl ModuleMapper for Overwrite {
-    fn enter_module(&mut self, _: &str, container: &str) {
-        self.containers.push(container.to_owned());
+    fn enter_module(&mut self, name: &str, holder: &str) {
+        self.place.push((name.to_owned(), holder.to_owned()));
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.containers.pop();
+        self.place.pop();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.which.holds(&self.containers, param.is_require_grad()) {
+        if !self.which.holds(&self.place, param.is_require_grad()) {
             return param;
         }
         let Some(data) = self.values.next() else {
@@ -122,6 +147,35 @@ impl ModuleMapper for Overwrite {
         param.map(|old| {
             let (device, dtype) = (old.device(), old.dtype());
             Tensor::from_data(data, (&device, dtype)).set_require_grad(false)
+        })
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        if self.which != Which::Untrained {
+            return param;
+        }
+        let Some(data) = self.values.next() else {
+            return param;
+        };
+        param.map(|old| {
+            let (device, dtype) = (old.device(), old.dtype());
+            Tensor::from_data(data, (&device, dtype))
+        })
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        if self.which != Which::Untrained {
+            return param;
+        }
+        let Some(data) = self.values.next() else {
+            return param;
+        };
+        param.map(|old| {
+            let (device, dtype) = (old.device(), old.dtype());
+            Tensor::from_data(data, (&device, dtype))
         })
     }
 }

@@ -24,7 +24,8 @@ pub struct DdpConfig {
     /// Largest norm over all mean gradients; above it they are scaled down. 0 for no limit.
     pub max_grad_norm: f64,
     /// Whether all ranks leave out a step in which a gradient of any of them is no number, or
-    /// take the numbers as they are.
+    /// take the numbers as they are. With [`broadcast_buffers`](Self::broadcast_buffers) the running
+    /// state of BatchNorm is left as it was too.
     pub skip_non_finite: bool,
     /// What becomes of a bucket between the ranks.
     pub comm_hook: Hook,
@@ -186,7 +187,8 @@ impl DdpConfig {
         self.caps().map(drop)
     }
 
-    /// What must be the same on all ranks, a line each.
+    /// What must be the same on all ranks, a line each; the first says whether bits are to be equal
+    /// at every world size.
     pub(crate) fn signature(&self) -> String {
         let Self {
             bucket_cap_mb,
@@ -203,13 +205,14 @@ impl DdpConfig {
             check_replicas_every,
         } = self;
         format!(
-            "first_bucket_mb, bucket_cap_mb: {first_bucket_mb} {bucket_cap_mb}\n\
-             micro_shards: {micro_shards}\n\
+            "micro_shards: {micro_shards}\n\
+             first_bucket_mb, bucket_cap_mb: {first_bucket_mb} {bucket_cap_mb}\n\
              max_grad_norm: {max_grad_norm}\n\
              skip_non_finite: {skip_non_finite}\n\
-             comm_hook: {comm_hook:?}\n\
+             comm_hook: {}\n\
              broadcast_buffers: {broadcast_buffers}\n\
-             check_replicas_every: {check_replicas_every}"
+             check_replicas_every: {check_replicas_every}",
+            comm_hook.make().name(),
         )
     }
 
@@ -238,7 +241,7 @@ impl DdpConfig {
         if self.micro_shards > 0 && self.comm_hook != Hook::AllReduce {
             return Err(Error::Config {
                 name: "comm_hook",
-                value: format!("{:?}", self.comm_hook),
+                value: self.comm_hook.make().name().to_owned(),
                 expected: "all_reduce with micro_shards: rounding what each rank sends would give \
                            other bits at other world sizes",
             });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use collectives::{CommStream, Communicator, Place, Stats};
 
 use crate::bucket::{BucketPlan, Caps};
@@ -90,7 +90,7 @@ impl DdpConfig {
         reducer.set_hook(self.comm_hook.make());
         Ok(DistributedDataParallel {
             config: *self,
-            has_running_state: buffers::has_running_state(&module),
+            running_state: buffers::collect(&module, Which::Running),
             shards,
             module: Some(slots::tap(module, &slots, &taps)),
             changed: false,
@@ -125,8 +125,9 @@ impl DdpConfig {
             return Err(Error::Config {
                 name: "deterministic",
                 value: "false".to_owned(),
-                expected: "true in the communicator's settings with micro_shards: the ranks' sums \
-                           must continue the tree",
+                expected: "with micro_shards it must be true, by \
+                           `CommunicatorConfig::new().with_deterministic(true)`: the ranks' sums \
+                           continue one tree",
             });
         }
         Shards::new(self.micro_shards, place).map(Some)
@@ -150,7 +151,8 @@ impl DdpConfig {
 pub struct DistributedDataParallel<M: Module> {
     config: DdpConfig,
     shards: Option<Shards>,
-    has_running_state: bool,
+    /// BatchNorm's running state as all ranks had it last, in case a step is left out.
+    running_state: Vec<TensorData>,
     /// Away only while the optimizer has it.
     module: Option<M>,
     /// Whether the module was changed since the slots were last found in it.
@@ -351,7 +353,7 @@ impl<M: Module> DistributedDataParallel<M> {
             let Some((loss, samples, last)) = next(self.module()) else {
                 // Not one micro-batch: zeros from this rank.
                 let began = Instant::now();
-                let begun = reducer.begin_micro_batch(0, 0.0, true);
+                let begun = reducer.begin_without();
                 let backward = Duration::ZERO;
                 return (reducer, begun.map(|()| Times { began, backward }));
             };
@@ -396,7 +398,9 @@ impl<M: Module> DistributedDataParallel<M> {
                 .sum(),
             false => Duration::ZERO,
         };
-        let skipped = self.config.skip_non_finite && !reduced.finite;
+        // A norm may overflow though its gradients do not; what then is to be scaled by?
+        let finite = reduced.finite && reduced.norm.is_none_or(f64::is_finite);
+        let skipped = self.config.skip_non_finite && !finite;
         let norm = reduced.norm.filter(|norm| norm.is_finite());
         if let Some(factor) = norm.and_then(|norm| norm::clip(norm, self.config.max_grad_norm)) {
             for (bucket, buffer) in reduced.buckets.iter_mut().enumerate() {
@@ -472,6 +476,13 @@ impl<M: Module> DistributedDataParallel<M> {
     /// After the first step, lays the buckets out anew in the order in which rank 0's gradients
     /// arrived.
     fn measure(&mut self, reducer: &mut Reducer, arrival: Vec<usize>) -> Result<()> {
+        // With micro-shards the loss must be summed in the type of the same bucket everywhere, and
+        // what arrives first depends on which shards rank 0 has.
+        let specs = self.slots.specs();
+        let mixed = specs.iter().any(|slot| slot.dtype != specs[0].dtype);
+        if self.shards.is_some() && mixed {
+            return Ok(());
+        }
         if let Order::Guessed = self.order {
             let order = reducer.agree(&self.complete(arrival))?;
             self.plan = BucketPlan::new(&self.slots.specs(), &order, self.caps);
@@ -528,8 +539,14 @@ impl<M: Module> DistributedDataParallel<M> {
         // An optimizer leaves every id as it was.
         self.changed = changed;
         self.steps += 1;
-        if self.config.broadcast_buffers && self.has_running_state {
-            self.broadcast(Which::Running)?;
+        if self.config.broadcast_buffers && !self.running_state.is_empty() {
+            if self.record.skipped {
+                // The forward pass has taken in what was left out.
+                let kept = self.running_state.clone();
+                self.change(|module| buffers::restore(module, Which::Running, kept));
+            } else {
+                self.broadcast(Which::Running)?;
+            }
         }
         let every = self.config.check_replicas_every;
         if every > 0 && self.steps.is_multiple_of(every) {
@@ -538,8 +555,15 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(())
     }
 
+    /// Replaces the module by one with the same leaves.
+    fn change(&mut self, change: impl FnOnce(M) -> M) {
+        if let Some(module) = self.module.take() {
+            self.module = Some(change(module));
+        }
+    }
+
     /// Gives every rank rank 0's values of all that is not trained: BatchNorm's running state, that
-    /// of layers of your own, and frozen parameters. A collective call.
+    /// of layers of your own, frozen parameters, and those of whole numbers. A collective call.
     ///
     /// # Errors
     ///
@@ -555,11 +579,20 @@ impl<M: Module> DistributedDataParallel<M> {
         };
         let kept = module.clone();
         let result = buffers::broadcast(module, which, reducer.stream());
-        self.module = Some(match &result {
-            Ok(module) => module.clone(),
-            Err(_) => kept,
-        });
-        self.settle(reducer, result.map(drop))
+        let result = match result {
+            Ok((module, values)) => {
+                self.module = Some(module);
+                if which == Which::Running {
+                    self.running_state = values;
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.module = Some(kept);
+                Err(error)
+            }
+        };
+        self.settle(reducer, result)
     }
 
     /// Compares the values of all replicas: a hash of every parameter. A collective call; it reads
@@ -579,8 +612,9 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Means over the samples of all ranks: of an accuracy, say. Each of `parts` is the means over
     /// some of this rank's samples, and their number. A collective call of one small all-reduce.
     ///
-    /// With [`micro_shards`](DdpConfig::micro_shards), one part per micro-shard gives the same bits
-    /// at every world size.
+    /// With [`micro_shards`](DdpConfig::micro_shards) there is one part for each micro-shard of this
+    /// rank, and the bits are the same at every world size. A test set is cut like a batch:
+    /// [`Shards::own`] has the shards of this rank, and a part may be empty.
     ///
     /// ```
     /// # use burn::module::Param;
@@ -630,6 +664,7 @@ impl<M: Module> DistributedDataParallel<M> {
         }
         let result = match self.shards {
             Some(shards) if count != shards.own().len() => Err(Error::MicroShards {
+                call: "weighted_mean",
                 rank: self.place.rank,
                 due: shards.own().len(),
                 got: count,
@@ -652,12 +687,12 @@ impl<M: Module> DistributedDataParallel<M> {
         self.settle(reducer, means)
     }
 
-    /// Takes buckets through the ranks by `hook` from now on; every rank registers the same one
-    /// between the same steps.
+    /// Takes buckets through the ranks by `hook` from now on. A collective call: every rank
+    /// registers the same one between the same steps.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] with [`micro_shards`](DdpConfig::micro_shards), whose order is its own.
+    /// [`Error::ModelMismatch`] on every rank if the hooks' names differ; [`Error::Config`] with [`micro_shards`](DdpConfig::micro_shards), whose order is its own.
     pub fn register_comm_hook(&mut self, hook: Arc<dyn CommHook>) -> Result<()> {
         if self.shards.is_some() {
             return Err(Error::Config {
@@ -666,10 +701,16 @@ impl<M: Module> DistributedDataParallel<M> {
                 expected: "none with micro_shards: their sums have an order of their own",
             });
         }
-        if let State::Ready(reducer) = &mut self.state {
+        let mut reducer = self.take_reducer()?;
+        let text = format!("comm_hook: {}", hook.name());
+        let work = reducer
+            .stream()
+            .run(move |communicator| Ok(slots::verify_text(text, 0..0, communicator)));
+        let result = work.wait().map_err(Error::from).and_then(|same| same);
+        if result.is_ok() {
             reducer.set_hook(hook);
         }
-        self.reducer().map(drop)
+        self.settle(reducer, result)
     }
 
     /// How the global batch is cut into micro-shards, if it is.

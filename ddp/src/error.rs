@@ -52,6 +52,15 @@ pub enum Error {
         other: String,
     },
 
+    /// A hook reduced gradients and left the counts behind them as they were.
+    #[error(
+        "the communication hook {hook} did not sum a bucket's tail, so there is no sample total to divide by: it calls `all_reduce` of the bucket, or `all_reduce_tail` beside what it does with the gradients"
+    )]
+    HookLeftTail {
+        /// Name of the hook.
+        hook: &'static str,
+    },
+
     /// A layer whose numbers depend on more than its input, where equal bits were asked for.
     #[error(
         "{layer} at {path} cannot keep the promise of micro_shards, the same bits at every world size: {why}"
@@ -67,9 +76,11 @@ pub enum Error {
 
     /// A step had more or fewer micro-batches than this rank has micro-shards.
     #[error(
-        "rank {rank} came to micro-batch {got} of a step, and holds {due} of the {shards} micro-shards: pass each of them, once and in order, to `accumulate`"
+        "{call} got {got} micro-batches and this rank, {rank}, holds {due} of the {shards} micro-shards: pass each of them, once and in order, as `Batch::micro_shards` has them if the sampler was made `with_micro_shards({shards})`"
     )]
     MicroShards {
+        /// The call that counts them: `accumulate`, which may have been `backward`, or `weighted_mean`.
+        call: &'static str,
         /// This rank.
         rank: usize,
         /// Micro-shards of this rank.

@@ -3,8 +3,9 @@ use burn::module::{Flag, Module, ModuleVisitor, Param};
 
 use crate::{Error, Result};
 
-const RANDOM: &str = "its mask comes from a random state that all ranks of a process share, so it depends on who \
-     draws first. Leave it out, or freeze it (`freeze()`), which turns it off";
+const RANDOM: &str = "it behaves otherwise while it is trained: Burn's layers of this kind draw from a random state that \
+     all ranks of a process share, so that it depends on who draws first. Leave it out, or freeze \
+     it (`freeze()`)";
 const STATISTICS: &str = "it normalises by the rows that one forward pass happens to see, and its running state depends on \
      which rank saw them. LayerNorm, GroupNorm and RmsNorm can keep it; so can this layer \
      frozen (`freeze()`)";
@@ -63,9 +64,9 @@ impl ModuleVisitor for Inexact {
             return;
         }
         match self.containers.last().map(String::as_str) {
-            Some("Dropout" | "GaussianNoise") => self.note(RANDOM),
             Some("BatchNorm") => self.note(STATISTICS),
-            _ => {}
+            // Dropout, GaussianNoise, RRelu, and whatever comes or is the user's own.
+            _ => self.note(RANDOM),
         }
     }
 }

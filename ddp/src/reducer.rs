@@ -158,6 +158,10 @@ pub struct Reduced {
     pub records: Vec<BucketRecord>,
 }
 
+/// What a rank adds to the last element of the last tail if something is no number. Beside it each
+/// adds 1, which shows whether a hook has summed the tail: up to 4096 ranks or shards.
+const FLAG: f64 = 8192.0;
+
 /// Counts the buckets reduced so far, for any thread to watch.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<AtomicUsize>);
@@ -260,6 +264,7 @@ impl Reducer {
             if begun > due || (last && begun < due) {
                 let shards = shards.count();
                 return Err(Error::MicroShards {
+                    call: "accumulate",
                     rank,
                     due,
                     got: begun,
@@ -272,7 +277,7 @@ impl Reducer {
             _ => loss * samples as f64,
         };
         pass.weighted_loss += weighted_loss;
-        pass.finite &= weighted_loss.is_finite();
+        pass.finite &= samples == 0 || loss.is_finite();
         pass.began = Instant::now();
         pass.arrival.clear();
         pass.micro = MicroBatch {
@@ -281,6 +286,26 @@ impl Reducer {
             last,
             seen: vec![false; slots],
         };
+        Ok(())
+    }
+
+    /// Opens a pass to which this rank has nothing to add.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin); [`Error::MicroShards`] if there are shards.
+    pub fn begin_without(&mut self) -> Result<()> {
+        if let Some(shards) = self.shards {
+            return Err(Error::MicroShards {
+                call: "accumulate",
+                rank: self.stream.place().rank,
+                due: shards.own().len(),
+                got: 0,
+                shards: shards.count(),
+            });
+        }
+        self.begin(0, 0.0)?;
+        self.state.pass()?.micro_batches = 0;
         Ok(())
     }
 
@@ -459,12 +484,24 @@ impl Reducer {
             self.spare.extend(arrived.spare);
         }
         let totals = pass.totals.get().filter(|totals| totals.samples > 0);
-        let Totals { samples, loss } = *totals.ok_or(Error::NoSamples)?;
+        let none = match self.hook.agrees() {
+            true => Error::NoSamples,
+            false => Error::State(
+                "this rank had no sample in this step, and the hook takes no mean over ranks",
+            ),
+        };
+        let Totals { samples, loss } = *totals.ok_or(none)?;
         let last = &buckets[buckets.len() - 1];
         let used = self.plan.used().map(|at| last.at(at) as usize).collect();
-        let non_finite = match last.at(self.plan.non_finite()) {
-            0.0 => Vec::new(),
-            _ => self.name_non_finite(pass.finite)?,
+        let flags = last.at(self.plan.non_finite());
+        let Place { world, .. } = self.stream.place();
+        if self.shards.is_none() && self.hook.agrees() && flags % FLAG != world as f64 {
+            let hook = self.hook.name();
+            return Err(Error::HookLeftTail { hook });
+        }
+        let non_finite = match flags >= FLAG {
+            false => Vec::new(),
+            true => self.name_non_finite(pass.finite)?,
         };
         Ok(Reduced {
             buckets,
@@ -640,7 +677,8 @@ impl Pass {
                 values.fill(at..at + 1, used as f64);
             }
             let at = plan.non_finite();
-            values.fill(at..at + 1, f64::from(u8::from(!self.finite)));
+            let flag = if self.finite { 0.0 } else { FLAG };
+            values.fill(at..at + 1, 1.0 + flag);
         }
     }
 

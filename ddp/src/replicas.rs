@@ -3,7 +3,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 use collectives::CommStream;
 
-use crate::buffers::Which;
+use crate::buffers::{Path, Which};
 use crate::{Error, Result, hash};
 
 /// Compares a hash of every parameter over all ranks. `buffers`: BatchNorm's running state too.
@@ -15,8 +15,7 @@ pub(crate) fn compare<M: Module>(
 ) -> Result<()> {
     let mut visitor = Hashes {
         buffers,
-        path: Vec::new(),
-        containers: Vec::new(),
+        place: Vec::new(),
         names: Vec::new(),
         hashes: Vec::new(),
     };
@@ -50,32 +49,33 @@ pub(crate) fn compare<M: Module>(
 
 struct Hashes {
     buffers: bool,
-    path: Vec<String>,
-    containers: Vec<String>,
+    place: Path,
     names: Vec<String>,
     hashes: Vec<u64>,
 }
 
 impl Hashes {
     fn add(&mut self, data: &TensorData) {
-        self.names.push(self.path.join("."));
+        let names: Vec<&str> = self.place.iter().map(|(name, _)| name.as_str()).collect();
+        self.names.push(match names.is_empty() {
+            true => "the module itself".to_owned(),
+            false => names.join("."),
+        });
         self.hashes.push(hash::of_values(data.as_bytes()));
     }
 }
 
 impl ModuleVisitor for Hashes {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push(name.to_owned());
-        self.containers.push(container.to_owned());
+    fn enter_module(&mut self, name: &str, holder: &str) {
+        self.place.push((name.to_owned(), holder.to_owned()));
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-        self.containers.pop();
+        self.place.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let running = Which::Running.holds(&self.containers, param.is_require_grad());
+        let running = Which::Running.holds(&self.place, param.is_require_grad());
         if self.buffers || !running {
             self.add(&param.base().into_data());
         }

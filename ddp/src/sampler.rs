@@ -124,7 +124,7 @@ impl DistributedSampler {
     }
 
     /// Cuts every global batch into `shards` balanced micro-shards first, and deals the ranks runs
-    /// of those: which rows make up a shard does not depend on the world size.
+    /// of those: which rows make up a shard does not depend on the world size. 0 cuts nothing.
     ///
     /// ```
     /// use collectives::Place;
@@ -142,10 +142,11 @@ impl DistributedSampler {
     ///
     /// [`Error::Config`] if there are fewer shards than ranks.
     pub fn with_micro_shards(self, shards: usize) -> Result<Self> {
-        Ok(Self {
-            shards: Some(Shards::new(shards, self.place)?),
-            ..self
-        })
+        let shards = match shards {
+            0 => None,
+            _ => Some(Shards::new(shards, self.place)?),
+        };
+        Ok(Self { shards, ..self })
     }
 
     /// Shuffles every epoch anew, by a permutation that is a function of `(seed, epoch)` alone.

@@ -3,6 +3,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::mem;
+use std::ops::Range;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterizer};
 use burn::tensor::{Bool, DType, Device, Gradients, Int, Tensor, TensorData};
@@ -97,49 +98,61 @@ impl Slots {
     }
 
     /// Fails on every rank, with the same error, unless all ranks have this signature, `settings`
-    /// and `platform`, of which each may be several lines.
+    /// and `platform`. The first line of `settings` says whether the platform matters.
     pub(crate) fn verify(
         &self,
         settings: &str,
         platform: &str,
         communicator: &mut Communicator,
     ) -> Result<()> {
-        let head = format!("{platform}\n{settings}\n");
-        let text = head.trim_start().to_owned() + &self.signature;
-        let mut hashes = vec![0; communicator.world_size()];
-        communicator.all_gather(&[fnv1a(text.as_bytes())], &mut hashes)?;
-        let differs = |rank: &usize| hashes[*rank] != hashes[0];
-        let ranks: Vec<usize> = (0..hashes.len()).filter(differs).collect();
-        let Some(&first) = ranks.first() else {
-            return Ok(());
-        };
-        let rank = communicator.rank();
-        let of = |root| (rank == root).then(|| text.clone());
-        let zero: String = communicator.broadcast_object(of(0), 0)?;
-        let other = communicator.broadcast_object(of(first), first)?;
-        let lines = zero.lines().count().max(other.lines().count());
-        let line = |text: &str, at| {
-            text.lines()
-                .nth(at)
-                .unwrap_or("(no such parameter)")
-                .to_owned()
-        };
-        let at = (0..lines)
-            .find(|&at| line(&zero, at) != line(&other, at))
-            .unwrap_or_default();
-        let line_number = at + 1;
-        let (zero, other) = (line(&zero, at), line(&other, at));
-        Err(if at < platform.lines().count() {
-            Error::PlatformMismatch { ranks, zero, other }
-        } else {
-            Error::ModelMismatch {
-                ranks,
-                line: line_number,
-                zero,
-                other,
-            }
-        })
+        let (first, others) = settings.split_once('\n').unwrap_or((settings, ""));
+        let parts = [first, platform, others, &self.signature];
+        let lines = parts.iter().flat_map(|part| part.lines());
+        let text = lines.collect::<Vec<_>>().join("\n");
+        verify_text(text, 1..1 + platform.lines().count(), communicator)
     }
+}
+
+/// Fails on every rank, with the same error, unless `text` is the same on all. Some of its lines
+/// may be of the platform.
+pub(crate) fn verify_text(
+    text: String,
+    platform: Range<usize>,
+    communicator: &mut Communicator,
+) -> Result<()> {
+    let mut hashes = vec![0; communicator.world_size()];
+    communicator.all_gather(&[fnv1a(text.as_bytes())], &mut hashes)?;
+    let differs = |rank: &usize| hashes[*rank] != hashes[0];
+    let ranks: Vec<usize> = (0..hashes.len()).filter(differs).collect();
+    let Some(&first) = ranks.first() else {
+        return Ok(());
+    };
+    let rank = communicator.rank();
+    let of = |root| (rank == root).then(|| text.clone());
+    let zero: String = communicator.broadcast_object(of(0), 0)?;
+    let other = communicator.broadcast_object(of(first), first)?;
+    let lines = zero.lines().count().max(other.lines().count());
+    let line = |text: &str, at| {
+        text.lines()
+            .nth(at)
+            .unwrap_or("(no such parameter)")
+            .to_owned()
+    };
+    let at = (0..lines)
+        .find(|&at| line(&zero, at) != line(&other, at))
+        .unwrap_or_default();
+    let number = at + 1;
+    let (zero, other) = (line(&zero, at), line(&other, at));
+    Err(if platform.contains(&at) {
+        Error::PlatformMismatch { ranks, zero, other }
+    } else {
+        Error::ModelMismatch {
+            ranks,
+            line: number,
+            zero,
+            other,
+        }
+    })
 }
 
 /// A replica of `module` with rank 0's values in all parameters, frozen ones and buffers too.

@@ -411,6 +411,7 @@ fn a_rank_that_leaves_out_a_shard_is_named_on_every_rank() {
     assert_eq!(
         errors[1],
         Error::MicroShards {
+            call: "accumulate",
             rank: 1,
             due: 4,
             got: 3,

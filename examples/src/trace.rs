@@ -54,6 +54,11 @@ impl Recording {
     /// # Errors
     /// [`Error::Write`] if no file can be there.
     pub fn create(path: &Path, drawn: usize, ranks: usize) -> Result<Self, Error> {
+        let drawing = drawing_path(path);
+        if drawing.is_dir() {
+            let error = std::io::Error::from(std::io::ErrorKind::IsADirectory);
+            return Err(Error::write(&drawing, &error));
+        }
         let recorder = Recorder::create(path, drawn, ranks);
         let recorder = recorder.map_err(|error| Error::write(path, &error))?;
         Ok(Self {

@@ -88,6 +88,29 @@ pub(crate) fn scale_gradients<M: Module>(model: &M, gradients: &mut GradientsPar
     model.visit(&mut Scale { gradients, factor });
 }
 
+/// Whether every gradient is a number.
+pub(crate) fn all_finite<M: Module>(model: &M, gradients: &GradientsParams) -> bool {
+    let mut visitor = Finite {
+        gradients,
+        all: true,
+    };
+    model.visit(&mut visitor);
+    visitor.all
+}
+
+struct Finite<'a> {
+    gradients: &'a GradientsParams,
+    all: bool,
+}
+
+impl ModuleVisitor for Finite<'_> {
+    fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.get::<D>(parameter.id) {
+            self.all &= gradient.into_data().iter::<f64>().all(f64::is_finite);
+        }
+    }
+}
+
 /// Turns over the lowest bit of the first weight, in f32 or f64.
 pub(crate) fn flip_last_bit<M: Module>(model: M) -> M {
     model.map(&mut Flip { done: false })

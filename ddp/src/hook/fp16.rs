@@ -5,9 +5,10 @@ use super::{BucketSums, CommHook, compress};
 
 /// Sends gradients as IEEE half precision: half the bytes of f32 and 11 bits of mantissa, so that
 /// each mean is off by up to 2^-12 of its size for what each rank sends, and once more for what
-/// comes back. Gradients above 65,504 overflow, which shows as a step that is not finite; those
-/// below 2^-24 vanish. Ranks' numbers are summed in f32, so that only what a rank sends and the
-/// mean itself must be in range. The tail, with the counts and the loss, travels as it is.
+/// comes back. Above 65,504 a gradient overflows, which shows as a step that is left out, and below
+/// 2^-24 it vanishes. A rank sends its part of the mean times the world size: its own gradient, or
+/// up to world size times that if it has more than its share of the samples. Ranks' numbers are
+/// summed in f32. The tail, with the counts and the loss, travels as it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fp16Compress;
 

@@ -174,8 +174,9 @@ impl<'a> BucketSums<'a> {
 
 /// Sums gradients through a narrower type; the tail as it is.
 ///
-/// What travels is each rank's part of the mean times the world size, which is as large as its
-/// gradients: sums over many samples would leave a narrow range. The ranks' numbers are summed
+/// What travels is each rank's part of the mean times the world size, which for a rank with its share
+/// of the samples is its gradient: sums over many samples would leave a narrow range above, and
+/// parts of a mean below. The ranks' numbers are summed
 /// wide and rounded once, whatever the algorithm.
 fn compress<H: Element + Copy>(
     bucket: &mut BucketSums<'_>,

@@ -230,6 +230,7 @@ impl CompareFlags {
         };
         let mut settings = resolve(&defaults, file, &flags.0)?.settle();
         settings.check()?;
+        settings.check_compare()?;
         if let Some(fault) = self.fault() {
             fault.prepare(&mut settings)?;
         }

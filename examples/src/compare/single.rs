@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use collectives::Place;
 
 use super::{clip, shards};
-use crate::weights::{Weights, parameter_hashes, weights_hash};
+use crate::weights::{Weights, all_finite, parameter_hashes, weights_hash};
 use crate::{Error, Task, optimizer};
 
 /// What the single process saw.
@@ -48,7 +48,10 @@ pub(super) fn run(task: &Task) -> Result<Reference, Error> {
         };
         let most = settings.ddp.max_grad_norm;
         let gradients = clip::clip(&model, gradients, most, precision);
-        model = optim.step(settings.optim.lr, model, gradients);
+        let finite = losses.last().is_some_and(|loss: &f64| loss.is_finite());
+        if finite && all_finite(&model, &gradients) || !settings.ddp.skip_non_finite {
+            model = optim.step(settings.optim.lr, model, gradients);
+        }
         if settings.compare.exact {
             hashes.push(parameter_hashes(&model));
         }

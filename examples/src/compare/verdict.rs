@@ -137,7 +137,9 @@ pub(super) fn of_ranks(
         buckets: runs[0].buckets,
         bytes_per_rank: busiest.moved.bytes_sent,
         bytes_formula: busiest.moved.predicted_sent,
-        hidden: Some(runs.iter().map(|run| run.hidden).sum::<f64>() / runs.len() as f64),
+        // One rank alone has nothing to hide.
+        hidden: (runs.len() > 1)
+            .then(|| runs.iter().map(|run| run.hidden).sum::<f64>() / runs.len() as f64),
         algorithm: (!algorithms.is_empty()).then(|| algorithms.join("+")),
         verdict: verdict(&failures),
         failures,

@@ -196,12 +196,21 @@ impl Log {
             let what = "another extension: the drawing beside it takes svg";
             return refused("log.trace", &self.trace, what);
         }
-        if self.steps == self.trace || self.steps == drawing {
+        if same_file(&self.steps, &self.trace) || same_file(&self.steps, &drawing) {
             let what = "another file than those of log.trace";
             return refused("log.steps", &self.steps, what);
         }
         Ok(())
     }
+}
+
+/// Whether both paths lead to one file, also by other spellings and links.
+fn same_file(left: &Path, right: &Path) -> bool {
+    let real = |path: &Path| {
+        let there = path.canonicalize();
+        there.or_else(|_| std::path::absolute(path)).ok()
+    };
+    real(left).is_some_and(|left| real(right) == Some(left))
 }
 
 /// A bundle of defaults.
@@ -419,6 +428,40 @@ impl Settings {
 }
 
 impl Settings {
+    /// Refuses what `compare` would pass over in silence.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`].
+    pub(crate) fn check_compare(&self) -> Result<(), ConfigError> {
+        for (key, path) in [
+            ("log.trace", &self.log.trace),
+            ("log.steps", &self.log.steps),
+        ] {
+            if !path.as_os_str().is_empty() {
+                let allowed = "nothing with compare: only train writes it";
+                return Err(ConfigError::value(key, format!("{path:?}"), allowed));
+            }
+        }
+        let sizes = &self.compare.world_sizes;
+        if (1..sizes.len()).any(|at| sizes[..at].contains(&sizes[at])) {
+            let allowed = "each world size once";
+            return Err(ConfigError::value(
+                "compare.world_sizes",
+                format!("{sizes:?}"),
+                allowed,
+            ));
+        }
+        if self.compare.exact && self.compare.tolerance > 0.0 {
+            let allowed = "0 with compare.exact, which tolerates nothing";
+            return Err(ConfigError::value(
+                "compare.tolerance",
+                self.compare.tolerance,
+                allowed,
+            ));
+        }
+        Ok(())
+    }
+
     fn check_micro_batches(&self) -> Result<(), ConfigError> {
         let (accumulate, shards) = (self.train.accumulate, self.ddp.micro_shards);
         if accumulate == 0 {

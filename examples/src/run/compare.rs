@@ -241,11 +241,38 @@ fn write_curves(folder: &Path, reports: &[ModeReport]) -> Result<[String; 2], Er
             values: report.losses.clone(),
         })
         .collect();
-    let drawing = curves_svg("Loss of each step", "step", "loss", &curves);
+    let drawing = curves_svg("Loss of each step", "step", "loss", &merged(&curves));
     Ok([
         write(folder, "compare.csv", &curves_csv(&curves))?,
         write(folder, "compare.svg", &drawing)?,
     ])
+}
+
+/// One curve for those that are the same in every bit, which would hide each other.
+fn merged(curves: &[Curve]) -> Vec<Curve> {
+    let same = |left: &Curve, right: &Curve| {
+        left.values.len() == right.values.len()
+            && left
+                .values
+                .iter()
+                .zip(&right.values)
+                .all(|(left, right)| left.to_bits() == right.to_bits())
+    };
+    let mut merged: Vec<(Curve, usize)> = Vec::new();
+    for curve in curves {
+        match merged.iter_mut().find(|(first, _)| same(first, curve)) {
+            Some((_, count)) => *count += 1,
+            None => merged.push((curve.clone(), 1)),
+        }
+    }
+    let named = |(curve, count): (Curve, usize)| match count {
+        1 => curve,
+        _ => Curve {
+            name: format!("{} and {} more, ==", curve.name, count - 1),
+            ..curve
+        },
+    };
+    merged.into_iter().map(named).collect()
 }
 
 /// Makes the folder, before the work rather than after it.

@@ -64,7 +64,9 @@ pub struct StepFlags {
         default_value = "local,delayed:50:1,delayed:50:10"
     )]
     pub transport: Vec<Wire>,
-    /// Rows of the table to measure; a list [default: all]
+    /// Rows of the table to measure, a list of single_local, single_global, single_cores, plain,
+    /// ddp_noop, ddp, ddp_inline, ddp_no_overlap, ddp_per_parameter, ddp_shard_a_rank, ddp_shards,
+    /// single_shards, torch_ddp [default: all]
     #[arg(long, value_delimiter = ',')]
     pub rows: Vec<Contender>,
     /// Blocks of each row [default: 20, and 8 for a model of 10 million parameters or more]
@@ -141,16 +143,23 @@ fn report(out: &mut Output, table: &Table) -> bool {
         out.record(row);
     }
     if let Some(saved) = table.saved_by_buckets() {
-        out.say(format!(
-            "# buckets save {} ms a step over parameter by parameter",
-            short(saved)
-        ));
+        out.say(match saved > 0.0 {
+            true => format!(
+                "# buckets save {} ms a step over parameter by parameter",
+                short(saved)
+            ),
+            false => "# what buckets save over parameter by parameter is less than the noise here"
+                .to_owned(),
+        });
     }
     if let Some(hidden) = table.hidden_by_overlap() {
         let (hidden, visible) = (100.0 * hidden, 100.0 - 100.0 * hidden);
-        out.say(format!(
-            "# overlap hides {hidden:.0} % of the wait that follows the backward pass without it: {visible:.0} % is left"
-        ));
+        out.say(match hidden > 0.0 {
+            true => format!(
+                "# overlap hides {hidden:.0} % of the wait that follows the backward pass without it: {visible:.0} % is left"
+            ),
+            false => "# what overlap hides is less than the noise here".to_owned(),
+        });
     }
     let verdicts = target::verdicts(table);
     for verdict in &verdicts {

@@ -204,7 +204,7 @@ impl StepRow {
             ("min", 8),
             ("of no-op", 8),
             ("ran(ms)", 8),
-            ("of no-op", 8),
+            ("CPU of it", 9),
             ("queued(ms)", 10),
             ("visible(ms)", 11),
             ("exposed(ms)", 11),
