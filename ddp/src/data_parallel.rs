@@ -53,12 +53,7 @@ impl DdpConfig {
         let (caps, shards, module, slots) = match made {
             Ok(made) => made,
             Err(error) => {
-                // Every rank knows of a mismatch; of the rest only this one may.
-                let known = matches!(
-                    error,
-                    Error::ModelMismatch { .. } | Error::PlatformMismatch { .. }
-                );
-                if !known {
+                if !error.is_everyones() {
                     communicator.abort(error.to_string());
                 }
                 return Err(error);
@@ -332,11 +327,13 @@ impl<M: Module> DistributedDataParallel<M> {
         match &result {
             Ok(_) => self.state = State::Ready(reducer),
             Err(error) => {
-                let reason = error.to_string();
-                drop(reducer.stream().run(move |communicator| {
-                    communicator.abort(reason);
-                    Ok(())
-                }));
+                if !error.is_everyones() {
+                    let reason = error.to_string();
+                    drop(reducer.stream().run(move |communicator| {
+                        communicator.abort(reason);
+                        Ok(())
+                    }));
+                }
                 self.state = State::Failed(error.clone());
             }
         }

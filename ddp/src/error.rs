@@ -190,6 +190,19 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether every rank has come to the same error, so that nobody needs to be told: to tell
+    /// them might come before their own.
+    pub(crate) fn is_everyones(&self) -> bool {
+        matches!(
+            self,
+            Self::ModelMismatch { .. }
+                | Self::PlatformMismatch { .. }
+                | Self::ReplicasDiffer { .. }
+                | Self::HookLeftTail { .. }
+                | Self::NoSamples
+        )
+    }
+
     /// The ranks at fault, as far as they are known.
     pub fn ranks(&self) -> Vec<usize> {
         match self {

@@ -197,7 +197,7 @@ fn ranks_with_other_hooks_are_told_before_they_start() {
     let errors = errors.unwrap();
     assert_eq!(errors[0], errors[1]);
     assert!(
-        errors[0].to_string().contains("comm_hook: Bf16"),
+        errors[0].to_string().contains("comm_hook: bf16"),
         "{}",
         errors[0]
     );

@@ -7,6 +7,7 @@ mod failures;
 mod hooks;
 mod loops;
 mod memory;
+mod misuse;
 mod models;
 #[cfg(feature = "ndarray")]
 mod ndarray;
