@@ -31,9 +31,9 @@ pub enum Contender {
     PerParameter,
     /// The same in micro-shards, one a rank: equal bits for nothing.
     ShardARank,
-    /// The same in [`SHARDS`] micro-shards.
+    /// The same in eight micro-shards.
     Shards,
-    /// One process, the batch of all ranks in [`SHARDS`] micro-shards: the same bits again.
+    /// One process, the batch of all ranks in eight micro-shards: the same bits again.
     SingleShards,
     /// PyTorch's DDP over gloo: another program.
     Torch,
