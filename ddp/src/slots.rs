@@ -11,7 +11,7 @@ use collectives::Communicator;
 use crate::bucket::{Float, SlotSpec};
 use crate::hash::fnv1a;
 use crate::tap::{Tap, TappedParameter, view};
-use crate::{DdpConfig, Error, Result, exact, platform};
+use crate::{Error, Result, exact, platform};
 
 /// Bytes of a parameter that travel in one broadcast.
 const PIECE: usize = 4 << 20;
@@ -21,7 +21,7 @@ const PIECE: usize = 4 << 20;
 /// Parameters without `require_grad` are no slots: frozen ones, and BatchNorm's running state,
 /// which Burn presents as a parameter. A parameter that the module holds twice is one slot.
 #[derive(Debug, Default)]
-pub(crate) struct Slots {
+pub struct Slots {
     slots: Vec<Slot>,
     by_id: HashMap<ParamId, usize>,
     /// What each float parameter is, in visiting order: a slot, or not trained.
@@ -36,6 +36,7 @@ pub(crate) struct Slots {
 struct Slot {
     name: String,
     spec: SlotSpec,
+    dims: Vec<usize>,
 }
 
 impl Slots {
@@ -53,11 +54,18 @@ impl Slots {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// How many there are.
+    pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub(crate) fn specs(&self) -> Vec<SlotSpec> {
+    /// Whether nothing is trained.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The size of each.
+    pub fn specs(&self) -> Vec<SlotSpec> {
         self.slots.iter().map(|slot| slot.spec).collect()
     }
 
@@ -65,11 +73,26 @@ impl Slots {
         self.slots.iter().map(|slot| slot.name.clone()).collect()
     }
 
-    pub(crate) fn name(&self, slot: usize) -> &str {
+    /// Path of the parameter.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot.
+    pub fn name(&self, slot: usize) -> &str {
         &self.slots[slot].name
     }
 
-    pub(crate) fn find(&self, id: ParamId) -> Option<usize> {
+    /// The parameter's axes.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot.
+    pub fn dims(&self, slot: usize) -> &[usize] {
+        &self.slots[slot].dims
+    }
+
+    /// The slot of a parameter, if it is trained.
+    pub fn find(&self, id: ParamId) -> Option<usize> {
         self.by_id.get(&id).copied()
     }
 
@@ -142,7 +165,9 @@ impl Slots {
     }
 }
 
-/// A replica of `module` with rank 0's values in all parameters, frozen ones and buffers too.
+/// A replica of `module` with rank 0's values in all parameters, frozen ones and buffers too. All
+/// ranks must have the same `settings`; where bits must not depend on the world size (`exact`), the
+/// same platform too.
 ///
 /// Its leaves are new: replicas of thread ranks must not share any, since their graphs would
 /// merge and their backward passes wait for each other. `Module::clone` shares leaves, lazy
@@ -150,7 +175,8 @@ impl Slots {
 /// then each value is read, overwritten by rank 0's, and made a leaf again.
 pub(crate) fn replicate<M: Module>(
     module: M,
-    config: &DdpConfig,
+    settings: &str,
+    exact: bool,
     communicator: &mut Communicator,
 ) -> Result<(M, Slots)> {
     let mut devices = Devices::default();
@@ -162,14 +188,14 @@ pub(crate) fn replicate<M: Module>(
     // From here on a value has one owner, unless the caller keeps a clone.
     drop(module);
     let slots = Slots::number(&replica)?;
-    let platform = match config.micro_shards {
-        0 => "",
-        _ => {
+    let platform = match exact {
+        false => "",
+        true => {
             exact::refuse_inexact(&replica)?;
             platform::describe()
         }
     };
-    slots.verify(&config.signature(), platform, communicator)?;
+    slots.verify(settings, platform, communicator)?;
     let mut broadcast = Broadcast {
         communicator,
         devices: devices.0.into_iter(),
@@ -296,7 +322,8 @@ impl ModuleVisitor for Numbering {
             len: shape.iter().product(),
             dtype,
         };
-        self.slots.slots.push(Slot { name, spec });
+        let dims = shape.to_vec();
+        self.slots.slots.push(Slot { name, spec, dims });
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
