@@ -52,9 +52,9 @@ pub(crate) fn reduce_scatter_blocks<'a, T: Real>(
         let mut sum = Sum::default();
         let all_blocks = (0..world).flat_map(blocks);
         for (block, part) in all_blocks.zip(take.chunks_exact(own.len())) {
-            sum.push_block(block, part.to_vec(), add);
+            sum.push_block(block, part.to_vec(), |left, right| real::add(left, &right));
         }
-        if let Some(sum) = sum.finish(add) {
+        if let Some(sum) = sum.finish(|left, right| real::add(left, &right)) {
             first[own].copy_from_slice(&sum);
         }
     }
@@ -76,13 +76,11 @@ pub(crate) fn all_reduce<T: Real>(
             Ok(first)
         }
         None => {
-            let mut closed = sum.finish(add).unwrap_or_default();
+            let mut closed = sum
+                .finish(|left, right| real::add(left, &right))
+                .unwrap_or_default();
             communicator.all_reduce(&mut closed, collectives::ReduceOp::Sum)?;
             Ok(closed)
         }
     }
-}
-
-fn add<T: Real>(left: &mut Vec<T>, right: Vec<T>) {
-    real::add(left, &right);
 }
