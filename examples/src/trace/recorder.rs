@@ -1,7 +1,7 @@
 //! Listens to `tracing` and writes down what is over.
 //!
 //! A span costs two looks at the clock, a line of JSON and one lock that all threads share:
-//! about a microsecond.
+//! about two microseconds (2 cores, dev profile, 2026-11-30).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
