@@ -128,6 +128,13 @@ struct Overwrite {
     values: std::vec::IntoIter<TensorData>,
 }
 
+impl Overwrite {
+    /// The value of a parameter that is meant.
+    fn next_if(&mut self, meant: bool) -> Option<TensorData> {
+        meant.then(|| self.values.next()).flatten()
+    }
+}
+
 impl ModuleMapper for Overwrite {
     fn enter_module(&mut self, name: &str, holder: &str) {
         self.place.push((name.to_owned(), holder.to_owned()));
@@ -138,10 +145,8 @@ impl ModuleMapper for Overwrite {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.which.holds(&self.place, param.is_require_grad()) {
-            return param;
-        }
-        let Some(data) = self.values.next() else {
+        let meant = self.which.holds(&self.place, param.is_require_grad());
+        let Some(data) = self.next_if(meant) else {
             return param;
         };
         param.map(|old| {
@@ -151,10 +156,7 @@ impl ModuleMapper for Overwrite {
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        if self.which != Which::Untrained {
-            return param;
-        }
-        let Some(data) = self.values.next() else {
+        let Some(data) = self.next_if(self.which == Which::Untrained) else {
             return param;
         };
         param.map(|old| {
@@ -167,10 +169,7 @@ impl ModuleMapper for Overwrite {
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        if self.which != Which::Untrained {
-            return param;
-        }
-        let Some(data) = self.values.next() else {
+        let Some(data) = self.next_if(self.which == Which::Untrained) else {
             return param;
         };
         param.map(|old| {
