@@ -185,6 +185,41 @@ fn a_mean_is_divided_once_and_by_the_ranks() {
 }
 
 #[test]
+fn what_follows_a_sum_is_done_once_to_each_element_and_reaches_every_rank() {
+    for (algorithm, world) in everywhere(&WORLDS) {
+        for deterministic in [false, true] {
+            let config = by(algorithm).with_deterministic(deterministic);
+            for len in LENGTHS {
+                let touched = each_rank(world, &config, |mut communicator| {
+                    let rank = communicator.rank() as i64;
+                    let mut buffer: Vec<i64> = (0..len as i64).map(|at| at + rank).collect();
+                    let touched = std::cell::Cell::new(0);
+                    let then = |start: usize, sums: &mut [i64]| {
+                        touched.set(touched.get() + sums.len());
+                        let places = start as i64..;
+                        sums.iter_mut()
+                            .zip(places)
+                            .for_each(|(sum, at)| *sum = 2 * *sum + at);
+                    };
+                    communicator
+                        .all_reduce_then(&mut buffer, ReduceOp::Sum, then)
+                        .unwrap();
+                    let (world, ranks) = (world as i64, (0..world as i64).sum::<i64>());
+                    let expected = (0..len as i64).map(|at| 2 * (at * world + ranks) + at);
+                    assert_eq!(buffer, expected.collect::<Vec<_>>(), "{algorithm}, {world}");
+                    touched.get()
+                });
+                assert_eq!(
+                    touched.iter().sum::<usize>(),
+                    len,
+                    "{algorithm}, {world} ranks"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn integers_have_sums_and_no_mean() {
     for (algorithm, world) in everywhere(&[1, 2]) {
         each_rank(world, &by(algorithm), |mut communicator| {
