@@ -119,7 +119,7 @@ impl<B: ReadGradient, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
         if let Some(tapped) = tap.cached(leaf) {
             return tapped;
         }
-        tap.line.climb();
+        tap.line.climb(tap.slot);
         let (primitive, node) = parameter.into_parts();
         let (_, rung) = rung.into_parts();
         let operation = Operation.prepare::<C>([node, rung]).compute_bound();
@@ -258,7 +258,8 @@ pub(crate) struct Line {
 /// Rung k has depth k x stride. Built as far as needed, kept for ever: one element each.
 struct Ladder {
     rungs: Vec<Tensor<1>>,
-    next: usize,
+    /// Slots that the forward pass has used, in order.
+    used: Vec<usize>,
     slots: usize,
 }
 
@@ -277,7 +278,7 @@ impl Line {
     pub(crate) fn new(slots: usize, stride: usize) -> Arc<Self> {
         let ladder = Ladder {
             rungs: Vec::new(),
-            next: 0,
+            used: Vec::new(),
             slots,
         };
         Arc::new(Self {
@@ -310,11 +311,19 @@ impl Line {
 
     /// The next forward pass begins at the lowest rung.
     pub(crate) fn descend(&self) {
-        lock(&self.ladder).next = 0;
+        lock(&self.ladder).used.clear();
     }
 
-    fn climb(&self) {
-        lock(&self.ladder).next += 1;
+    fn climb(&self, slot: usize) {
+        lock(&self.ladder).used.push(slot);
+    }
+
+    /// The slots that the forward pass has used so far, each once, in the order of their first use.
+    pub(crate) fn uses(&self) -> Vec<usize> {
+        let ladder = lock(&self.ladder);
+        let mut seen = vec![false; ladder.slots];
+        let first = |slot: &&usize| !std::mem::replace(&mut seen[**slot], true);
+        ladder.used.iter().filter(first).copied().collect()
     }
 
     fn rung<const D: usize>(&self, like: &Tensor<D>) -> Tensor<1> {
@@ -322,7 +331,7 @@ impl Line {
         let rung = if self.stride == 0 {
             0
         } else {
-            ladder.next.min(ladder.slots)
+            ladder.used.len().min(ladder.slots)
         };
         if ladder.rungs.is_empty() {
             ladder.rungs.push(Tensor::zeros([1], &like.device()));

@@ -1,0 +1,46 @@
+//! What can go wrong beyond what can in ddp.
+
+/// Why sharded training stopped on this rank, or could not begin.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What ddp says.
+    #[error("{0}")]
+    Ddp(#[from] ddp::Error),
+
+    /// An optimizer that must see a whole parameter.
+    #[error(
+        "the optimizer of parameter {parameter} cannot be sharded: {why}. ZeRO gives every rank a piece of the parameter"
+    )]
+    WholeTensor {
+        /// Path of the first such parameter.
+        parameter: String,
+        /// What was found, and what to do.
+        why: String,
+    },
+
+    /// An optimizer that has taken steps already.
+    #[error(
+        "the optimizer has state of {0} tensors, of whole parameters: pass a new one, as its config's `init` makes it"
+    )]
+    HasState(usize),
+}
+
+impl From<collectives::Error> for Error {
+    fn from(error: collectives::Error) -> Self {
+        Self::Ddp(error.into())
+    }
+}
+
+impl Error {
+    /// The ranks at fault, as far as they are known.
+    pub fn ranks(&self) -> Vec<usize> {
+        match self {
+            Self::Ddp(error) => error.ranks(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// What fallible calls of this crate return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
