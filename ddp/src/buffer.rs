@@ -62,6 +62,20 @@ impl Buffer {
         }
     }
 
+    fn capacity(&self) -> usize {
+        match self {
+            Self::F32(values) => values.capacity(),
+            Self::F64(values) => values.capacity(),
+        }
+    }
+
+    fn resize(&mut self, len: usize) {
+        match self {
+            Self::F32(values) => values.resize(len, 0.0),
+            Self::F64(values) => values.resize(len, 0.0),
+        }
+    }
+
     /// How many values there are.
     pub fn len(&self) -> usize {
         match self {
@@ -159,6 +173,23 @@ impl Pool {
             Some(at) => waiting.swap_remove(at),
             None => Buffer::zeros(dtype, len),
         }
+    }
+
+    /// As [`take`](Self::take), but any that is large enough will do, and a new one has room for
+    /// `tail` values more. If none is, those that wait would be in vain, and are let go.
+    pub(crate) fn take_room(&self, dtype: Float, len: usize, tail: usize) -> Buffer {
+        let mut waiting = self.lock();
+        let mut large = waiting.iter().enumerate();
+        let large = large.find(|(_, one)| one.dtype() == dtype && one.capacity() >= len);
+        let mut buffer = match large.map(|(at, _)| at) {
+            Some(at) => waiting.swap_remove(at),
+            None => {
+                waiting.retain(|one| one.dtype() != dtype);
+                Buffer::zeros(dtype, len + tail)
+            }
+        };
+        buffer.resize(len);
+        buffer
     }
 
     pub(crate) fn give(&self, buffer: Buffer) {

@@ -59,7 +59,7 @@ impl Cut {
             return Self {
                 head: own.clone(),
                 blocks: 0..0,
-                tail: 0..0,
+                tail: own.end..own.end,
             };
         }
         Self {

@@ -382,7 +382,8 @@ impl Reducer {
                     return Err(Error::State("a bucket left before the last micro-batch"));
                 };
                 let leaf = values.take();
-                let mut leaf = leaf.unwrap_or_else(|| take(&self.pool, &self.plan, index));
+                let mut leaf =
+                    leaf.unwrap_or_else(|| take(&self.pool, &self.plan, self.keep, index));
                 pass.seal(&mut leaf, index, &self.plan, true);
                 pass.push(index, shard, leaf, &self.pool)?;
             }
@@ -429,7 +430,7 @@ impl Reducer {
             true => samples.min(1),
             false => samples,
         };
-        let values = values.get_or_insert_with(|| take(&self.pool, &self.plan, bucket));
+        let values = values.get_or_insert_with(|| take(&self.pool, &self.plan, self.keep, bucket));
         let Some(finite) = values.take_in(range, gradient, weight, onto) else {
             return Err(Error::GradientMismatch {
                 parameter: parameter(),
@@ -680,7 +681,8 @@ impl Reducer {
         {
             let (index, full) = (pass.next, *full);
             let values = values.take();
-            let mut values = values.unwrap_or_else(|| take(&self.pool, &self.plan, index));
+            let mut values =
+                values.unwrap_or_else(|| take(&self.pool, &self.plan, self.keep, index));
             pass.seal(&mut values, index, &self.plan, self.shards.is_some());
             let parts = match self.shards {
                 None => vec![values],
@@ -804,8 +806,13 @@ fn squares_in(plan: &BucketPlan, bucket: usize, wanted: bool) -> &[usize] {
 }
 
 /// Memory for a bucket of `plan`, with old values in it.
-fn take(pool: &Pool, plan: &BucketPlan, bucket: usize) -> Buffer {
-    pool.take(plan.dtype(bucket), plan.elements(bucket))
+fn take(pool: &Pool, plan: &BucketPlan, keep: Keep, bucket: usize) -> Buffer {
+    let (dtype, len) = (plan.dtype(bucket), plan.elements(bucket));
+    match keep {
+        Keep::Whole => pool.take(dtype, len),
+        // One memory for buckets with and without a tail.
+        Keep::Part => pool.take_room(dtype, len, plan.totals().len() + plan.counts().len()),
+    }
 }
 
 impl Totals {
