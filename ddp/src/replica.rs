@@ -15,6 +15,7 @@ use collectives::{CommStream, Communicator, Place, Stats};
 
 use crate::bucket::{BucketPlan, Caps};
 use crate::buffers::{self, Which};
+use crate::loan::Lender;
 use crate::reducer::{Keep, Progress, Reduced, Reducer};
 use crate::shards::{Shards, Sum};
 use crate::slots::{self, Slots};
@@ -45,6 +46,8 @@ pub enum Order {
     /// The order in which rank 0's first forward pass used the parameters, reversed: nearly as good,
     /// and known before a bucket is filled, for those who let something depend on the layout.
     Use,
+    /// The guess is right, and known from the beginning.
+    Visiting,
 }
 
 /// The mean gradients of a pass.
@@ -148,7 +151,7 @@ impl DdpConfig {
             caps,
             plan: reducer.plan().clone(),
             order: terms.order,
-            is_settled: false,
+            is_settled: terms.order == Order::Visiting,
             progress: reducer.progress(),
             state: State::Ready(Box::new(reducer)),
             record: StepRecord {
@@ -327,11 +330,16 @@ impl<M: Module> Replica<M> {
                 return (reducer, Err(error));
             }
             let span = tracing::info_span!(target: "lockstep", "backward", rank = self.place.rank);
+            if let Some(error) = self.line.failure() {
+                return (reducer, Err(error));
+            }
+            self.line.settle();
             self.line.plug(reducer);
             let leaves = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| loss.backward())));
             let backward = began.elapsed();
             let (back, tap_error) = self.line.unplug();
             reducer = back;
+            let tap_error = tap_error.or_else(|| self.line.failure());
             let leaves = match (leaves, tap_error) {
                 (_, Some(error)) => Err(error),
                 (Err(panic), None) => Err(Error::Backward(message(panic.as_ref()))),
@@ -726,6 +734,38 @@ impl<M: Module> Replica<M> {
         &self.config
     }
 
+    /// Takes the values of all trained parameters from `lender` from now on, a bucket at a time,
+    /// whenever they are used; the module may hold placeholders of the same shapes. The layout of
+    /// the buckets must be [settled](Order::Visiting).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] if the layout may still change.
+    pub fn lend_from(&mut self, lender: Arc<dyn Lender>) -> Result<()> {
+        if self.order != Order::Visiting {
+            return Err(Error::State(
+                "values are lent by buckets that do not change",
+            ));
+        }
+        self.line.lend_from(lender, self.plan.clone());
+        Ok(())
+    }
+
+    /// The error of a value that could not be lent since the last pass. It is final.
+    ///
+    /// # Errors
+    ///
+    /// That error, or the one with which the replica failed.
+    pub fn check_loans(&mut self) -> Result<()> {
+        match self.line.failure() {
+            None => self.check(),
+            Some(error) => {
+                let reducer = self.take_reducer()?;
+                self.settle(reducer, Err(error))
+            }
+        }
+    }
+
     /// Takes back memory that means lay in.
     pub fn recycle(&mut self, buffer: Buffer) {
         if let State::Ready(reducer) = &mut self.state {
@@ -762,6 +802,7 @@ impl<M: Module> Replica<M> {
     fn forget(&self) {
         self.taps.iter().for_each(Tap::forget);
         self.line.descend();
+        self.line.settle();
     }
 }
 

@@ -18,7 +18,7 @@
 )]
 use std::any::Any;
 use std::fmt::{self, Debug, Formatter};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
@@ -29,7 +29,9 @@ use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 
+use crate::bucket::BucketPlan;
 use crate::buffer::Gradient;
+use crate::loan::{Borrower, Lender, Loans};
 use crate::reducer::Reducer;
 use crate::{Error, Result};
 
@@ -88,6 +90,9 @@ pub(crate) trait TapBackend: Backend {
     /// Returns `parameter`; its gradient goes to `tap`. `rung` is there for its depth alone.
     fn tap(parameter: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
 
+    /// Returns what is lent in the place of `placeholder`, to which its gradient goes.
+    fn lend(placeholder: FloatTensor<Self>, borrower: Borrower) -> FloatTensor<Self>;
+
     /// Returns `parameter`, which is from now on the leaf whose gradient `tap` delivers.
     fn own(parameter: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
 }
@@ -95,6 +100,10 @@ pub(crate) trait TapBackend: Backend {
 impl TapBackend for Flex {
     fn tap(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
         parameter
+    }
+
+    fn lend(placeholder: FloatTensor<Self>, borrower: Borrower) -> FloatTensor<Self> {
+        borrower.values::<Self>(&placeholder)
     }
 
     fn own(parameter: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
@@ -106,6 +115,10 @@ impl TapBackend for Flex {
 impl TapBackend for burn::backend::NdArray {
     fn tap(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
         parameter
+    }
+
+    fn lend(placeholder: FloatTensor<Self>, borrower: Borrower) -> FloatTensor<Self> {
+        borrower.values::<Self>(&placeholder)
     }
 
     fn own(parameter: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
@@ -131,6 +144,10 @@ impl<B: ReadGradient, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
         tapped
     }
 
+    fn lend(placeholder: FloatTensor<Self>, borrower: Borrower) -> FloatTensor<Self> {
+        borrower.tracked::<B, C>(placeholder)
+    }
+
     fn own(parameter: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
         lock(&tap.line.leaves)[tap.slot] = Some(parameter.id());
         parameter
@@ -154,6 +171,9 @@ impl<B: ReadGradient> Backward<B, 2> for Operation {
         let own = leaf
             .as_ref()
             .is_some_and(|leaf| lock(&line.leaves)[slot] == Some(leaf.id));
+        if let Some(loans) = line.loans.get() {
+            loans.done(slot);
+        }
         let mut link = lock(&line.link);
         match (&mut *link, leaf) {
             (Link::Live { reducer, error }, _) if own => {
@@ -253,6 +273,8 @@ pub(crate) struct Line {
     /// The replica's own leaf of each slot.
     leaves: Mutex<Vec<Option<NodeId>>>,
     link: Mutex<Link>,
+    /// The values, if the module holds placeholders.
+    loans: OnceLock<Arc<Loans>>,
 }
 
 /// Rung k has depth k x stride. Built as far as needed, kept for ever: one element each.
@@ -286,7 +308,26 @@ impl Line {
             ladder: Mutex::new(ladder),
             leaves: Mutex::new(vec![None; slots]),
             link: Mutex::new(Link::Open),
+            loans: OnceLock::new(),
         })
+    }
+
+    /// Takes values from `lender` from now on, if none has been named before.
+    pub(crate) fn lend_from(&self, lender: Arc<dyn Lender>, plan: BucketPlan) {
+        self.loans
+            .get_or_init(|| Arc::new(Loans::new(lender, plan)));
+    }
+
+    /// Gives back what was borrowed, since a pass begins or ends, or values change.
+    pub(crate) fn settle(&self) {
+        if let Some(loans) = self.loans.get() {
+            loans.settle();
+        }
+    }
+
+    /// The error of a loan that could not be had.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.loans.get().and_then(|loans| loans.failure())
     }
 
     /// Hands the gradients to `reducer` until [`unplug`](Self::unplug).
@@ -365,15 +406,20 @@ impl Reparameterization for TappedParameter {
     const NAME: &'static str = "gradient_tap";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        if !base.is_autodiff() || !base.is_require_grad() {
-            return base;
-        }
-        let rung = self.tap.line.rung(&base);
-        Tensor::from_dispatch(<Dispatch as TapBackend>::tap(
-            base.into_dispatch(),
-            rung.into_dispatch(),
-            self.tap.clone(),
-        ))
+        let tapped = match base.is_autodiff() && base.is_require_grad() {
+            true => {
+                let rung = self.tap.line.rung(&base).into_dispatch();
+                <Dispatch as TapBackend>::tap(base.into_dispatch(), rung, self.tap.clone())
+            }
+            false => base.into_dispatch(),
+        };
+        Tensor::from_dispatch(match self.tap.line.loans.get() {
+            None => tapped,
+            Some(loans) => {
+                let (loans, slot) = (loans.clone(), self.tap.slot);
+                <Dispatch as TapBackend>::lend(tapped, Borrower { loans, slot })
+            }
+        })
     }
 }
 

@@ -12,11 +12,13 @@ pub enum Stage {
     One,
     /// Gradients too: buckets are reduce-scattered.
     Two,
+    /// Parameters too: buckets of them are gathered when they are used, and let go.
+    Three,
 }
 
 impl Stage {
     /// Every stage there is.
-    pub const ALL: [Self; 2] = [Self::One, Self::Two];
+    pub const ALL: [Self; 3] = [Self::One, Self::Two, Self::Three];
 }
 
 impl TryFrom<u8> for Stage {
@@ -26,7 +28,7 @@ impl TryFrom<u8> for Stage {
         let found = Self::ALL
             .into_iter()
             .find(|&stage| u8::from(stage) == number);
-        found.ok_or_else(|| format!("stage = {number}: 1 or 2"))
+        found.ok_or_else(|| format!("stage = {number}: 1, 2 or 3"))
     }
 }
 
@@ -35,6 +37,7 @@ impl From<Stage> for u8 {
         match stage {
             Stage::One => 1,
             Stage::Two => 2,
+            Stage::Three => 3,
         }
     }
 }
@@ -87,6 +90,13 @@ impl ZeroConfig {
                 name: "comm_hook",
                 value: format!("{:?}", self.ddp.comm_hook),
                 expected: "all_reduce from stage 2 on, where buckets are reduce-scattered as they are",
+            }));
+        }
+        if self.stage == Stage::Three && self.ddp.check_replicas_every > 0 {
+            return Err(Error::Ddp(ddp::Error::Config {
+                name: "check_replicas_every",
+                value: self.ddp.check_replicas_every.to_string(),
+                expected: "0 at stage 3, where no two ranks hold the same",
             }));
         }
         Ok(())

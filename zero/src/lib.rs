@@ -23,7 +23,7 @@
 //!         model.backward(loss, 4)?;
 //!         model.step(0.1)?;
 //!     }
-//!     Ok::<_, zero::Error>(model.into_module().weight.val().into_data())
+//!     Ok::<_, zero::Error>(model.into_module()?.weight.val().into_data())
 //! })?;
 //! assert_eq!(weights[0], weights[1]);
 //! # Ok::<(), collectives::launch::LaunchError>(())
@@ -38,6 +38,7 @@ mod pieces;
 mod sharded;
 mod shards;
 mod trial;
+mod vault;
 
 pub use config::{Stage, ZeroConfig};
 pub use error::{Error, Result};

@@ -1,18 +1,18 @@
 //! ShardedDataParallel: each rank steps its part, and the parts are gathered.
 use std::mem;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use collectives::{CommStream, Communicator, Place, Stats};
-use ddp::{
-    BucketPlan, Buffer, Keep, Means, Order, Progress, Replica, Shards, Slots, StepRecord, Terms,
-};
+use ddp::{BucketPlan, Buffer, Keep, Means, Order, Progress, Replica, Shards, StepRecord, Terms};
 
 use crate::pieces::Pieces;
-use crate::shards::{self, Collect, Cut, Fill, Gradients};
+use crate::shards::{self, Collect, Cut, Empty, Fill, Gradients};
+use crate::vault::Vault;
 use crate::{Error, Result, Stage, ZeroConfig, trial};
 
 impl ZeroConfig {
@@ -54,21 +54,29 @@ impl ZeroConfig {
         let terms = Terms {
             keep: match self.stage {
                 Stage::One => Keep::Whole,
-                Stage::Two => Keep::Part,
+                Stage::Two | Stage::Three => Keep::Part,
             },
-            order: Order::Use,
+            // Parameters that are in parts are in parts of buckets, before any has been used.
+            order: match self.stage {
+                Stage::One | Stage::Two => Order::Use,
+                Stage::Three => Order::Visiting,
+            },
             signature: format!(
                 "stage: {}\noptimizer, by what it makes of a trial: {hash:x}",
                 u8::from(self.stage)
             ),
         };
-        Ok(ShardedDataParallel {
+        let mut made = ShardedDataParallel {
             stage: self.stage,
             replica: self.ddp.replica(module, communicator, terms)?,
             optimizer,
             held: None,
-            flats: Vec::new(),
-        })
+            values: Values::Whole(Vec::new()),
+        };
+        if let Stage::Three = self.stage {
+            made.part_with_parameters()?;
+        }
+        Ok(made)
     }
 }
 
@@ -91,18 +99,38 @@ impl ZeroConfig {
 /// |-------|------------|-----------|-------|
 /// | 1     | 4 P        | 4 P       | 8 P/N |
 /// | 2     | 4 P        | 4 P/N     | 8 P/N |
+/// | 3     | 4 P/N      | 4 P/N     | 8 P/N |
 ///
-/// A backward pass of stage 2 holds, beside its gradients, only the buckets that are filling or under
-/// way. [`accumulate`](Self::accumulate) needs them all until its last backward pass, since it reduces
-/// once.
+/// From stage 2 on a backward pass holds, beside its gradients, only the buckets that are filling or
+/// under way. [`accumulate`](Self::accumulate) needs them all until its last backward pass, since it
+/// reduces once.
+///
+/// # Stage 3
+///
+/// The module holds placeholders of the parameters' shapes. `val()` gathers a parameter's bucket; it
+/// is let go when the last parameter of it has been used, and gathered again in the backward pass,
+/// where that needs it. What a layer derives from a weight (a transpose, say) and the graph keeps,
+/// keeps the weight; `gradient_checkpointing()` on the device helps.
+///
+/// Every use is a collective call, so all ranks use their modules alike: as many forward passes, by
+/// the same way through the model, and validation on all of them. Ranks that do not are told so by an
+/// error, in the next [`backward`](Self::backward). Clones of the module see the values of the
+/// present, and `base()` sees none.
 pub struct ShardedDataParallel<M: Module> {
     stage: Stage,
     replica: Replica<M>,
     optimizer: ModuleOptimizer,
     /// The gradients of the last pass.
     held: Option<Means>,
-    /// What the module's parameters are views of.
-    flats: Vec<Tensor<1>>,
+    values: Values,
+}
+
+/// Where the trained parameters are.
+enum Values {
+    /// In the module: views of these, once a step has been taken.
+    Whole(Vec<Tensor<1>>),
+    /// In parts.
+    Parts(Arc<Vault>),
 }
 
 impl<M: Module> ShardedDataParallel<M> {
@@ -146,8 +174,46 @@ impl<M: Module> ShardedDataParallel<M> {
         Ok(())
     }
 
-    fn make_room(&self) -> Result<()> {
-        self.replica.check()?;
+    fn pieces(&self) -> Pieces {
+        Pieces::new(self.replica.plan().clone(), self.replica.place())
+    }
+
+    /// Leaves placeholders in the module, and this rank's parts in a vault.
+    fn part_with_parameters(&mut self) -> Result<()> {
+        let ranks = self.place().world;
+        if let Some(shards) = self.shards().filter(|shards| shards.count() % ranks != 0) {
+            return Err(Error::Ddp(ddp::Error::Config {
+                name: "micro_shards",
+                value: shards.count().to_string(),
+                expected: "a multiple of the world size at stage 3: parameters are gathered in each \
+                           forward pass, of which all ranks must have as many",
+            }));
+        }
+        let pieces = self.pieces();
+        let mut parts = Vec::new();
+        self.replica.step(|module, slots, _| {
+            let device = shards::device(&module, slots);
+            let module = module.map(&mut Cut {
+                slots,
+                pieces: &pieces,
+                parts: None,
+            });
+            let mut own = Collect::new(slots, &pieces);
+            let module = module.map(&mut own);
+            parts = own.parts();
+            Ok(module.map(&mut Empty {
+                slots,
+                device: &device,
+            }))
+        })?;
+        let vault = Arc::new(Vault::new(pieces, self.replica.stream()?.clone(), parts));
+        self.replica.lend_from(vault.clone())?;
+        self.values = Values::Parts(vault);
+        Ok(())
+    }
+
+    fn make_room(&mut self) -> Result<()> {
+        self.replica.check_loans()?;
         match self.held {
             None => Ok(()),
             Some(_) => Err(Error::Ddp(ddp::Error::State(
@@ -169,7 +235,7 @@ impl<M: Module> ShardedDataParallel<M> {
     ///
     /// Of the update 1/N, and one all-gather per bucket.
     pub fn step(&mut self, learning_rate: impl Into<ModuleLearningRate>) -> Result<()> {
-        self.replica.check()?;
+        self.replica.check_loans()?;
         let Some(means) = self.held.take() else {
             return Err(Error::Ddp(ddp::Error::State(
                 "there are no gradients to step with: call `backward` or `accumulate` first",
@@ -180,20 +246,19 @@ impl<M: Module> ShardedDataParallel<M> {
             self.replica.step(|module, _, _| Ok(module))?;
             return Ok(());
         }
-        let pieces = Pieces::new(self.replica.plan().clone(), self.replica.place());
+        let pieces = self.pieces();
         let device = self.replica.device().clone();
         let buckets = means.buckets.into_iter().enumerate();
         let parts: Vec<_> = buckets
             .map(|(bucket, buffer)| {
                 let start = match self.stage {
                     Stage::One => pieces.part(bucket).start,
-                    Stage::Two => 0,
+                    Stage::Two | Stage::Three => 0,
                 };
                 (ddp::flat(buffer, &device), start)
             })
             .collect();
-        let mut flats = mem::take(&mut self.flats);
-        let optimizer = &mut self.optimizer;
+        let (optimizer, values) = (&mut self.optimizer, &mut self.values);
         self.replica.step(|module, slots, stream| {
             let device = shards::device(&module, slots);
             let mut gradients = Gradients {
@@ -205,23 +270,43 @@ impl<M: Module> ShardedDataParallel<M> {
             };
             module.visit(&mut gradients);
             let gradients = gradients.gradients;
+            let on_host = device.clone().without_autodiff();
+            let own: Option<Vec<_>> = match values {
+                Values::Whole(_) => None,
+                Values::Parts(vault) => {
+                    let parts = vault.take().into_iter();
+                    Some(parts.map(|part| ddp::flat(part, &on_host)).collect())
+                }
+            };
             let module = module.map(&mut Cut {
                 slots,
                 pieces: &pieces,
+                parts: own.as_deref(),
             });
+            drop(own);
             let module = optimizer.step(learning_rate, module, gradients);
-            let (module, filled) = gather(module, slots, &pieces, mem::take(&mut flats), stream)?;
-            flats = filled
-                .into_iter()
-                .map(|buffer| ddp::flat(buffer, &device))
-                .collect();
-            Ok(module.map(&mut Fill {
-                slots,
-                pieces: &pieces,
-                flats: &flats,
-            }))
+            let mut own = Collect::new(slots, &pieces);
+            let module = module.map(&mut own);
+            match values {
+                Values::Whole(flats) => {
+                    let filled = gather(&own, mem::take(flats), stream)?;
+                    let filled = filled.into_iter();
+                    *flats = filled.map(|buffer| ddp::flat(buffer, &device)).collect();
+                    Ok(module.map(&mut Fill {
+                        slots,
+                        pieces: &pieces,
+                        flats,
+                    }))
+                }
+                Values::Parts(vault) => {
+                    vault.put(own.parts());
+                    Ok(module.map(&mut Empty {
+                        slots,
+                        device: &device,
+                    }))
+                }
+            }
         })?;
-        self.flats = flats;
         self.recycle(parts.into_iter().filter_map(|(part, _)| ddp::reclaim(part)));
         Ok(())
     }
@@ -248,9 +333,17 @@ impl<M: Module> ShardedDataParallel<M> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As there; [`ddp::Error::State`] at stage 3, where no two ranks hold the same.
     pub fn check_replicas(&mut self) -> Result<()> {
+        self.refuse_parts("there are no replicas to compare at stage 3")?;
         Ok(self.replica.check_replicas()?)
+    }
+
+    fn refuse_parts(&self, why: &'static str) -> Result<()> {
+        match self.values {
+            Values::Whole(_) => Ok(()),
+            Values::Parts(_) => Err(Error::Ddp(ddp::Error::State(why))),
+        }
     }
 
     /// As [`DistributedDataParallel::weighted_mean`](ddp::DistributedDataParallel::weighted_mean).
@@ -269,13 +362,22 @@ impl<M: Module> ShardedDataParallel<M> {
     /// [`DistributedDataParallel::update`](ddp::DistributedDataParallel::update). The optimizer keeps
     /// its state.
     ///
+    /// # Errors
+    ///
+    /// [`ddp::Error::State`] at stage 3, where the module has no values that could be changed.
+    ///
     /// # Panics
     ///
     /// If `change` does; the module is lost then, and every later use of it panics.
-    pub fn update(&mut self, change: impl FnOnce(M) -> M) {
+    pub fn update(&mut self, change: impl FnOnce(M) -> M) -> Result<()> {
+        self.refuse_parts(
+            "the parameters are in parts at stage 3: take the module out with `into_module`, and \
+             wrap it again",
+        )?;
         // The next step writes every parameter anew.
-        self.flats.clear();
+        self.values = Values::Whole(Vec::new());
         self.replica.update(change);
+        Ok(())
     }
 
     /// The module, with taps behind its parameters; see
@@ -284,9 +386,17 @@ impl<M: Module> ShardedDataParallel<M> {
         self.replica.module()
     }
 
-    /// The plain module, without taps.
-    pub fn into_module(self) -> M {
-        self.replica.into_module()
+    /// The plain module, without taps, with all its parameters. At stage 3 a collective call, of one
+    /// all-gather per bucket.
+    ///
+    /// # Errors
+    ///
+    /// That of a collective, now or before.
+    pub fn into_module(mut self) -> Result<M> {
+        self.replica.check_loans()?;
+        let module = self.replica.module().clone().materialize();
+        self.replica.check_loans()?;
+        Ok(module)
     }
 
     /// This rank's optimizer: its state is that of this rank's pieces alone.
@@ -335,21 +445,10 @@ impl<M: Module> ShardedDataParallel<M> {
     }
 }
 
-/// Gathers the pieces of all ranks: a module without parameters, and every bucket of them. `old` is
-/// what they were in before, to be filled anew.
-fn gather<M: Module>(
-    module: M,
-    slots: &Slots,
-    pieces: &Pieces,
-    old: Vec<Tensor<1>>,
-    stream: &CommStream,
-) -> ddp::Result<(M, Vec<Buffer>)> {
-    let mut own = Collect {
-        slots,
-        pieces,
-        values: vec![None; slots.len()],
-    };
-    let module = module.map(&mut own);
+/// Gathers the pieces of all ranks: every bucket of parameters. `old` is what they were in before, to
+/// be filled anew.
+fn gather(own: &Collect<'_>, old: Vec<Tensor<1>>, stream: &CommStream) -> ddp::Result<Vec<Buffer>> {
+    let pieces = own.pieces;
     let plan = pieces.plan();
     // Nobody looks at the old values any more, unless the user keeps a clone of the module.
     let mut old = old.into_iter();
@@ -371,8 +470,7 @@ fn gather<M: Module>(
             })
         })
         .collect();
-    let filled = works.into_iter().map(|work| Ok(work.wait()?));
-    Ok((module, filled.collect::<ddp::Result<_>>()?))
+    works.into_iter().map(|work| Ok(work.wait()?)).collect()
 }
 
 impl<M: Module> Deref for ShardedDataParallel<M> {

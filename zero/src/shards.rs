@@ -50,6 +50,8 @@ fn thin<const D: usize>(len: usize) -> [usize; D] {
 pub(crate) struct Cut<'a> {
     pub(crate) slots: &'a Slots,
     pub(crate) pieces: &'a Pieces,
+    /// This rank's part of every bucket of parameters, if the module holds placeholders.
+    pub(crate) parts: Option<&'a [Tensor<1>]>,
 }
 
 impl ModuleMapper for Cut<'_> {
@@ -57,17 +59,23 @@ impl ModuleMapper for Cut<'_> {
         let Some(slot) = self.slots.find(param.id) else {
             return param;
         };
-        let Piece { in_slot, .. } = self.pieces.of(slot);
+        let Piece {
+            bucket,
+            in_part,
+            in_slot,
+        } = self.pieces.of(slot);
         param.map(|whole| {
             let trained = whole.is_require_grad();
             let len = whole.dims().iter().product::<usize>();
             let piece: Tensor<D> = match in_slot.len() {
                 0 => nothing(&whole),
-                len_of_piece => whole
-                    .inner()
-                    .reshape([len])
-                    .slice([in_slot])
-                    .reshape(thin::<D>(len_of_piece)),
+                held => {
+                    let flat = match self.parts {
+                        None => whole.inner().reshape([len]).slice([in_slot]),
+                        Some(parts) => parts[bucket].clone().slice([in_part]),
+                    };
+                    flat.reshape(thin::<D>(held))
+                }
             };
             Tensor::from_inner(piece).set_require_grad(trained)
         })
@@ -85,7 +93,7 @@ pub(crate) struct Collect<'a> {
     pub(crate) slots: &'a Slots,
     pub(crate) pieces: &'a Pieces,
     /// Per slot its piece, once it has been met.
-    pub(crate) values: Vec<Option<TensorData>>,
+    values: Vec<Option<TensorData>>,
 }
 
 impl ModuleMapper for Collect<'_> {
@@ -107,7 +115,26 @@ impl ModuleMapper for Collect<'_> {
     }
 }
 
-impl Collect<'_> {
+impl<'a> Collect<'a> {
+    pub(crate) fn new(slots: &'a Slots, pieces: &'a Pieces) -> Self {
+        Self {
+            slots,
+            pieces,
+            values: vec![None; slots.len()],
+        }
+    }
+
+    /// This rank's part of every bucket.
+    pub(crate) fn parts(&self) -> Vec<Buffer> {
+        let plan = self.pieces.plan();
+        let part = |bucket| {
+            let mut part = Buffer::zeros(plan.dtype(bucket), self.pieces.part(bucket).len());
+            self.write(bucket, 0, &mut part);
+            part
+        };
+        (0..plan.len()).map(part).collect()
+    }
+
     /// Writes the pieces that lie in `bucket` to `buffer`, in which this rank's part begins at
     /// `start`.
     pub(crate) fn write(&self, bucket: usize, start: usize, buffer: &mut Buffer) {
@@ -150,6 +177,34 @@ impl ModuleMapper for Fill<'_> {
             let whole = self.flats[bucket].clone().slice([range]).reshape(dims);
             // A leaf of its own, whatever it was cut from.
             whole.detach().set_require_grad(rest.is_require_grad())
+        })
+    }
+}
+
+/// Puts placeholders where parameters were: of the same shapes, one element in memory.
+pub(crate) struct Empty<'a> {
+    pub(crate) slots: &'a Slots,
+    pub(crate) device: &'a Device,
+}
+
+impl ModuleMapper for Empty<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(slot) = self.slots.find(param.id) else {
+            return param;
+        };
+        let dims: Result<[usize; D], _> = self.slots.dims(slot).try_into();
+        let Ok(dims) = dims else {
+            return param;
+        };
+        param.map(|value| {
+            let device = (self.device, value.dtype());
+            let placeholder = match dims.contains(&0) {
+                true => Tensor::zeros(dims, device),
+                false => Tensor::<D>::zeros([1; D], device).expand(dims),
+            };
+            placeholder
+                .detach()
+                .set_require_grad(value.is_require_grad())
         })
     }
 }

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 use ddp::DdpConfig;
 use zero::{Error, Stage, ZeroConfig};
 
-use crate::run::{Task, agree};
+use crate::run::{Task, agree, seen};
 use crate::support::{Mlp, caps, values, vector, weights};
 
 #[test]
@@ -56,21 +56,14 @@ fn a_gradient_that_is_no_number_leaves_the_step_out_on_every_rank() {
             let mut records = Vec::new();
             for bad in [false, true, false] {
                 let first = if bad && rank == 1 { f32::NAN } else { 1.0 };
-                let loss = (model.weight.val() * vector(&[first, 1.0, 1.0, 1.0])).slice([0..4]);
-                // The loss itself is a number.
-                let loss = loss.sum().detach() * 0.0 + 1.0;
                 let factor = vector(&[first, 1.0, 1.0, 1.0]);
-                let masked = (model.weight.val() - model.weight.val().detach()) * factor;
-                let loss = match bad && rank == 1 {
-                    true => masked.sum(),
-                    false => loss + masked.sum(),
-                };
+                let loss = (model.weight.val() * factor).sum();
                 model.backward(loss, 1)?;
                 let record = model.last_step();
                 records.push((record.skipped, record.non_finite.clone()));
-                let before = weights(model.module());
+                let before = seen(model.module());
                 model.step(0.1)?;
-                assert_eq!(weights(model.module()) == before, bad);
+                assert_eq!(seen(model.module()) == before, bad);
             }
             Ok((records, values(model.weight.val())))
         });
@@ -91,9 +84,9 @@ fn a_sum_that_overflows_in_one_part_leaves_the_step_out_on_every_rank() {
             let weight = model.weight.val();
             let loss = ((weight.clone() - weight.detach()) * factor).sum();
             model.backward(loss, 1)?;
-            let before = weights(model.module());
+            let before = seen(model.module());
             model.step(0.1)?;
-            assert_eq!(weights(model.module()), before);
+            assert_eq!(seen(model.module()), before);
             let record = model.last_step();
             Ok((record.skipped, record.non_finite.clone()))
         });
@@ -103,7 +96,8 @@ fn a_sum_that_overflows_in_one_part_leaves_the_step_out_on_every_rank() {
 
 #[test]
 fn micro_batches_are_reduced_once_and_uneven_ones_weigh_by_samples() {
-    for stage in Stage::ALL {
+    // At stage 3 every rank runs as many.
+    for stage in [Stage::One, Stage::Two] {
         // Gradients 1, 2 on rank 0 over 1 and 3 rows, none on rank 1, 5 on rank 2 over 2.
         let end = agree(3, |communicator| {
             let rank = communicator.rank();
@@ -148,7 +142,7 @@ fn a_step_needs_gradients_and_uses_them_once() {
 #[test]
 fn frozen_by_update_a_layer_keeps_its_values_and_the_rest_goes_on() {
     let config = DdpConfig::new().with_check_replicas_every(1);
-    for stage in Stage::ALL {
+    for stage in [Stage::One, Stage::Two] {
         agree(2, |communicator| {
             let zero = ZeroConfig::new(stage).with_ddp(config);
             let optimizer = AdamConfig::new().init();
@@ -160,7 +154,7 @@ fn frozen_by_update_a_layer_keeps_its_values_and_the_rest_goes_on() {
                         let layer = module.layers.remove(0);
                         module.layers.insert(0, layer.freeze());
                         module
-                    });
+                    })?;
                 }
                 let before = weights(model.module());
                 model.backward(model.loss(&[0, 1, 2]), 3)?;

@@ -2,6 +2,7 @@
 mod bits;
 mod decisions;
 mod odd;
+mod parts;
 mod refusals;
 mod run;
 #[path = "../../ddp/tests/support.rs"]

@@ -92,7 +92,7 @@ fn what_is_not_trained_or_not_used_keeps_its_values() {
             model.backward(model.loss(&[0, 1]), 2)?;
             assert_eq!(model.last_step().unused, ["unused"]);
             model.step(0.1)?;
-            let model = model.into_module();
+            let model = model.into_module()?;
             assert!(!model.frozen.is_require_grad());
             assert!(model.unused.is_require_grad());
             assert_ne!(values(model.one.val()), values(Odd::new().one.val()));
@@ -164,7 +164,7 @@ fn a_module_without_a_trained_parameter_takes_steps() {
 
 #[test]
 fn a_clone_that_the_user_keeps_keeps_its_values() {
-    for stage in Stage::ALL {
+    for stage in [Stage::One, Stage::Two] {
         agree(2, |communicator| {
             let config = ZeroConfig::new(stage).with_ddp(caps(100, 300));
             let model = Mlp::new(&[4, 8, 2], DType::F32);

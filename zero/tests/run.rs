@@ -116,7 +116,7 @@ impl<M: Module> Task<M> {
                     model.step(self.rate)?;
                 }
             }
-            end.weights = weights(&model.into_module());
+            end.weights = weights(&model.into_module()?);
             Ok(end)
         })
     }
@@ -137,4 +137,9 @@ impl<M: Module> Task<M> {
             }
         }
     }
+}
+
+/// All float parameters of a module as a forward pass sees them, in visiting order.
+pub(crate) fn seen<M: Module>(module: &M) -> Vec<TensorData> {
+    weights(&module.clone().materialize())
 }

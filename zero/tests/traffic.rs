@@ -88,6 +88,27 @@ fn stage_2_reduce_scatters_gradients_and_gathers_parameters() {
     }
 }
 
+#[test]
+fn stage_3_gathers_parameters_where_they_are_used_and_reduce_scatters_gradients() {
+    for world in 2..=4 {
+        let [reduced, scattered, gathered] = step(Stage::Three, world);
+        let others = world as u64 - 1;
+        assert_eq!(scattered.elements, PARAMETERS);
+        assert_eq!(scattered.bytes_sent, others * 4 * PARAMETERS);
+        assert_eq!((reduced.calls, reduced.elements), (2, TAILS));
+        // Once for the forward pass and once for the backward pass, but for the last bucket, of the
+        // first layer's weight, whose input needs no gradient: three units with the gradients.
+        let buckets = scattered.calls;
+        assert_eq!(gathered.calls, buckets + (buckets - 1) + 1);
+        let all = 2 * PARAMETERS - 64 * 64;
+        assert_eq!(gathered.elements, all + world as u64);
+        assert_eq!(
+            gathered.bytes_sent,
+            others * 4 * all + others * world as u64 * 8
+        );
+    }
+}
+
 /// Layers of the model whose memory is measured, each a bucket.
 const LAYERS: u64 = 16;
 const BUCKET: u64 = 4 * (256 * 256 + 256);
