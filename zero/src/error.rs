@@ -19,6 +19,10 @@ pub enum Error {
         why: String,
     },
 
+    /// Burn's record of the optimizer's state is not what it is known to be.
+    #[error("the optimizer's state cannot be read from its record: {0}")]
+    Record(String),
+
     /// An optimizer that has taken steps already.
     #[error(
         "the optimizer has state of {0} tensors, of whole parameters: pass a new one, as its config's `init` makes it"

@@ -34,12 +34,15 @@
 //! does not is found out by a trial, and refused with the name of a parameter.
 mod config;
 mod error;
+mod memory;
 mod pieces;
 mod sharded;
 mod shards;
+mod state;
 mod trial;
 mod vault;
 
 pub use config::{Stage, ZeroConfig};
 pub use error::{Error, Result};
+pub use memory::{Memory, MemoryReport, memory_table};
 pub use sharded::ShardedDataParallel;

@@ -12,8 +12,9 @@ use ddp::{BucketPlan, Buffer, Keep, Means, Order, Progress, Replica, Shards, Ste
 
 use crate::pieces::Pieces;
 use crate::shards::{self, Collect, Cut, Empty, Fill, Gradients};
+use crate::state::{self, State};
 use crate::vault::Vault;
-use crate::{Error, Result, Stage, ZeroConfig, trial};
+use crate::{Error, Memory, MemoryReport, Result, Stage, ZeroConfig, memory, trial};
 
 impl ZeroConfig {
     /// Makes this rank's replica of `module`, which owns `optimizer` from now on. A collective call:
@@ -44,8 +45,8 @@ impl ZeroConfig {
                 0 => trial::element_wise(&module, &optimizer),
                 tensors => Err(Error::HasState(tensors)),
             });
-        let hash = match tried {
-            Ok(hash) => hash,
+        let trial = match tried {
+            Ok(trial) => trial,
             Err(error) => {
                 communicator.abort(error.to_string());
                 return Err(error);
@@ -62,8 +63,9 @@ impl ZeroConfig {
                 Stage::Three => Order::Visiting,
             },
             signature: format!(
-                "stage: {}\noptimizer, by what it makes of a trial: {hash:x}",
-                u8::from(self.stage)
+                "stage: {}\noptimizer, by what it makes of a trial: {:x}",
+                u8::from(self.stage),
+                trial.hash
             ),
         };
         let mut made = ShardedDataParallel {
@@ -72,7 +74,16 @@ impl ZeroConfig {
             optimizer,
             held: None,
             values: Values::Whole(Vec::new()),
+            state_per_element: Vec::new(),
         };
+        let slots = made.replica.slots();
+        let mut state_per_element = vec![0; slots.len()];
+        for (id, count) in trial.state_per_element {
+            if let Some(slot) = slots.find(id.into()) {
+                state_per_element[slot] = count;
+            }
+        }
+        made.state_per_element = state_per_element;
         if let Stage::Three = self.stage {
             made.part_with_parameters()?;
         }
@@ -123,6 +134,8 @@ pub struct ShardedDataParallel<M: Module> {
     /// The gradients of the last pass.
     held: Option<Means>,
     values: Values,
+    /// How many numbers the optimizer keeps for each element of a slot.
+    state_per_element: Vec<usize>,
 }
 
 /// Where the trained parameters are.
@@ -397,6 +410,58 @@ impl<M: Module> ShardedDataParallel<M> {
         let module = self.replica.module().clone().materialize();
         self.replica.check_loans()?;
         Ok(module)
+    }
+
+    /// What this rank holds, by the formula and as counted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Record`], if Burn's record of the optimizer is not what it was.
+    ///
+    /// # Cost
+    ///
+    /// A copy of this rank's optimizer state.
+    pub fn memory_report(&self) -> Result<MemoryReport> {
+        let pieces = self.pieces();
+        let plan = pieces.plan();
+        let bytes = |buffer: &Buffer| buffer.len() * buffer.dtype().bytes();
+        let whole: usize = (0..plan.len())
+            .map(|bucket| plan.gradients_in(bucket) * plan.dtype(bucket).bytes())
+            .sum();
+        let parameters = match &self.values {
+            // Before the first step they are leaves of their own, of the same size.
+            Values::Whole(flats) if flats.is_empty() => whole,
+            Values::Whole(flats) => {
+                let bytes = |flat: &Tensor<1>| flat.dims()[0] * flat.dtype().size();
+                flats.iter().map(bytes).sum()
+            }
+            Values::Parts(vault) => vault.bytes(),
+        };
+        let held = self.held.iter().flat_map(|means| &means.buckets);
+        let state = state::of(&self.optimizer)?;
+        Ok(MemoryReport {
+            rank: self.place().rank,
+            stage: self.stage,
+            predicted: Memory::predict(self.stage, &pieces, &self.state_per_element),
+            measured: Memory {
+                parameters,
+                gradients: held.map(bytes).sum(),
+                state: state.values().map(State::bytes).sum(),
+            },
+            in_flight: memory::in_flight(self.stage, &pieces),
+        })
+    }
+
+    /// The reports of all ranks; see [`memory_table`](crate::memory_table). A collective call.
+    ///
+    /// # Errors
+    ///
+    /// As [`memory_report`](Self::memory_report); that of the gathering.
+    pub fn memory_reports(&self) -> Result<Vec<MemoryReport>> {
+        let own = self.memory_report()?;
+        let stream = self.replica.stream()?;
+        let work = stream.run(move |communicator| communicator.all_gather_object(&own));
+        Ok(work.wait()?)
     }
 
     /// This rank's optimizer: its state is that of this rank's pieces alone.

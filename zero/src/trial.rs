@@ -6,13 +6,15 @@
 //! each other, as those of LAMB, Muon and Adafactor do, or as clipping by a parameter's norm makes
 //! them.
 use std::any::Any;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Tensor, TensorData};
+use burn_pack::{Bytes, DType};
 
-use crate::{Error, Result};
+use crate::{Error, Result, state};
 
 /// Elements of a parameter on trial, as a matrix where it has two axes.
 const LEN: usize = ROWS * COLUMNS;
@@ -25,22 +27,30 @@ const CUT: usize = 13;
 /// How large the gradients of each step are. The last is beyond any norm that one clips at.
 const SCALES: [f64; 3] = [1.0, 1e-3, 1e12];
 
-/// Checks that every parameter can be stepped in pieces. Returns a hash of what the trial came to,
-/// which is the same on ranks whose optimizers are.
+/// What a trial has shown.
+pub(crate) struct Trial {
+    /// A hash of where it ended: the same on ranks whose optimizers are.
+    pub(crate) hash: u64,
+    /// By a parameter's id, how many numbers are kept for each of its elements.
+    pub(crate) state_per_element: HashMap<u64, usize>,
+}
+
+/// Checks that every parameter can be stepped in pieces.
 ///
 /// # Errors
 ///
 /// [`Error::WholeTensor`] names the first that cannot.
-pub(crate) fn element_wise<M: Module>(module: &M, optimizer: &ModuleOptimizer) -> Result<u64> {
+pub(crate) fn element_wise<M: Module>(module: &M, optimizer: &ModuleOptimizer) -> Result<Trial> {
     let run = |start, end| {
         let run = || trial(module, optimizer, start, end);
         catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(panic.as_ref()))
     };
     let runs = (|| Ok([run(0, LEN)?, run(0, CUT)?, run(CUT, LEN)?]))();
-    let [whole, left, right] = runs.map_err(|panic: String| Error::WholeTensor {
+    let runs = runs.map_err(|panic: String| Error::WholeTensor {
         parameter: "(one of them)".to_owned(),
         why: format!("in a trial step on a vector of {LEN} it panicked: {panic}"),
     })?;
+    let [(whole, tried), (left, _), (right, _)] = runs;
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for ((whole, left), right) in whole.iter().zip(&left).zip(&right) {
         let pieces = left.values.iter().chain(&right.values);
@@ -65,16 +75,25 @@ pub(crate) fn element_wise<M: Module>(module: &M, optimizer: &ModuleOptimizer) -
             hash = (hash ^ bits).wrapping_mul(0x0100_0000_01b3);
         }
     }
-    Ok(hash)
+    let mut state_per_element = HashMap::new();
+    for (id, state) in state::of(&tried)? {
+        let elements = |(dtype, bytes): &(DType, Bytes)| bytes.len() / dtype.size();
+        let elements: usize = state.tensors.values().map(elements).sum();
+        state_per_element.insert(id, elements / LEN);
+    }
+    Ok(Trial {
+        hash,
+        state_per_element,
+    })
 }
 
-/// Where elements `start` to `end` of every parameter end after a few steps.
+/// Where elements `start` to `end` of every parameter end after a few steps, and the optimizer.
 fn trial<M: Module>(
     module: &M,
     optimizer: &ModuleOptimizer,
     start: usize,
     end: usize,
-) -> Vec<Outcome> {
+) -> (Vec<Outcome>, ModuleOptimizer) {
     let mut optimizer = optimizer.clone().load_record(OptimizerRecord::default());
     let mut module = module.clone().map(&mut Shrink { start, end });
     for scale in SCALES {
@@ -91,7 +110,7 @@ fn trial<M: Module>(
         outcomes: Vec::new(),
     };
     module.visit(&mut outcomes);
-    outcomes.outcomes
+    (outcomes.outcomes, optimizer)
 }
 
 /// A number for an element, between -1 and 1, of either sign.

@@ -33,6 +33,12 @@ impl Vault {
         *self.lock() = parts;
     }
 
+    /// Bytes of the parts.
+    pub(crate) fn bytes(&self) -> usize {
+        let bytes = |part: &Buffer| part.len() * part.dtype().bytes();
+        self.lock().iter().map(bytes).sum()
+    }
+
     // Nothing is half done behind this lock when its holder panics.
     fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)

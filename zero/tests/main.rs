@@ -1,6 +1,7 @@
 //! zero as a user sees it; one binary, since Burn is slow to link.
 mod bits;
 mod decisions;
+mod memory;
 mod odd;
 mod parts;
 mod refusals;
