@@ -14,10 +14,11 @@ fn param<const D: usize>(salt: usize, shape: [usize; D]) -> Param<Tensor<D>> {
     Param::from_tensor(from_vec(numbers, shape, DType::F32).require_grad())
 }
 
-/// Parameters of 1 and 3 elements and of five axes, one without a use, one without training, and one
-/// that is held twice.
+/// Parameters of 0, 1 and 3 elements and of five axes, one without a use, one without training, and
+/// one that is held twice.
 #[derive(Module, Debug)]
 struct Odd {
+    none: Param<Tensor<1>>,
     one: Param<Tensor<1>>,
     three: Param<Tensor<1>>,
     cube: Param<Tensor<5>>,
@@ -35,6 +36,7 @@ impl Odd {
         };
         let frozen = param(7, [3]);
         Self {
+            none: param(8, [0]),
             one: param(1, [1]),
             three: param(2, [3]),
             cube: param(3, [1, 2, 1, 3, 2]),
@@ -54,7 +56,8 @@ impl Odd {
         );
         let scale = self.three.val() * self.frozen.val() + self.one.val();
         let output = self.first.forward(input) * scale.unsqueeze::<2>();
-        let output = self.again.forward(output) + self.cube.val().sum().unsqueeze::<2>();
+        let rest = self.cube.val().sum() + self.none.val().sum();
+        let output = self.again.forward(output) + rest.unsqueeze::<2>();
         (output.clone() * output).sum_dim(1).mean()
     }
 }
