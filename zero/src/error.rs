@@ -23,6 +23,17 @@ pub enum Error {
     #[error("the optimizer's state cannot be read from its record: {0}")]
     Record(String),
 
+    /// A checkpoint cannot be written or read.
+    #[error("checkpoint {path}, on rank {rank}: {what}")]
+    Checkpoint {
+        /// The file.
+        path: String,
+        /// The first rank that cannot.
+        rank: usize,
+        /// Why.
+        what: String,
+    },
+
     /// An optimizer that has taken steps already.
     #[error(
         "the optimizer has state of {0} tensors, of whole parameters: pass a new one, as its config's `init` makes it"
@@ -41,6 +52,7 @@ impl Error {
     pub fn ranks(&self) -> Vec<usize> {
         match self {
             Self::Ddp(error) => error.ranks(),
+            Self::Checkpoint { rank, .. } => vec![*rank],
             _ => Vec::new(),
         }
     }

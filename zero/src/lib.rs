@@ -32,6 +32,7 @@
 //! The optimizer is Burn's own, on pieces of parameters. That gives the same bits as on whole ones
 //! if it treats every element alike, as SGD, Adam, AdamW, RMSProp, AdaGrad, Lion and Adan do; one that
 //! does not is found out by a trial, and refused with the name of a parameter.
+mod checkpoint;
 mod config;
 mod error;
 mod memory;

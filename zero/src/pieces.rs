@@ -43,10 +43,19 @@ impl Pieces {
         self.part_of(self.place.rank, bucket)
     }
 
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
     /// This rank's piece of a slot.
     pub(crate) fn of(&self, slot: usize) -> Piece {
+        self.of_rank(self.place.rank, slot)
+    }
+
+    /// The piece of `rank`.
+    pub(crate) fn of_rank(&self, rank: usize, slot: usize) -> Piece {
         let (bucket, range) = self.plan.locate(slot);
-        let part = self.part(bucket);
+        let part = self.part_of(rank, bucket);
         let start = part.start.clamp(range.start, range.end);
         let end = part.end.clamp(start, range.end);
         // Of a slot that lies beside the part nothing is left, wherever that nothing lies.

@@ -1,6 +1,7 @@
 //! ShardedDataParallel: each rank steps its part, and the parts are gathered.
 use std::mem;
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -10,6 +11,7 @@ use burn::tensor::Tensor;
 use collectives::{CommStream, Communicator, Place, Stats};
 use ddp::{BucketPlan, Buffer, Keep, Means, Order, Progress, Replica, Shards, StepRecord, Terms};
 
+use crate::checkpoint::{self, Own, Saved};
 use crate::pieces::Pieces;
 use crate::shards::{self, Collect, Cut, Empty, Fill, Gradients};
 use crate::state::{self, State};
@@ -410,6 +412,84 @@ impl<M: Module> ShardedDataParallel<M> {
         let module = self.replica.module().clone().materialize();
         self.replica.check_loans()?;
         Ok(module)
+    }
+
+    /// Writes the model and the optimizer's state to one safetensors file, whole: `model.{path}`, and
+    /// `optimizer.{path}.{field}` with its numbers in the metadata. A collective call; rank 0 writes, to
+    /// a file beside `path` that takes its place in the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`] on every rank if it cannot be written; the error of a collective.
+    ///
+    /// # Cost
+    ///
+    /// Each rank copies its pieces; rank 0 holds the largest tensor beside them, whole.
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        self.replica.check_loans()?;
+        let (pieces, slots) = (self.pieces(), self.replica.slots());
+        let parts: Option<Vec<_>> = match &self.values {
+            Values::Whole(_) => None,
+            Values::Parts(vault) => {
+                let parts = vault.copy().into_iter();
+                let device = self.replica.device();
+                Some(parts.map(|part| ddp::flat(part, device)).collect())
+            }
+        };
+        let mut own = Collect::new(slots, &pieces);
+        let cut = self.module().clone().map(&mut Cut {
+            slots,
+            pieces: &pieces,
+            parts: parts.as_deref(),
+        });
+        drop(cut.map(&mut own));
+        let own = Own::new(self.module(), slots, own.values, &self.optimizer)?;
+        own.save(path.as_ref(), slots, &pieces, self.replica.stream()?)
+    }
+
+    /// Takes the model's values and the optimizer's state from a file that [`save`](Self::save) wrote, at
+    /// any world size and stage. A collective call; every rank reads its part.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`] on every rank if the file cannot be read or is of another model. If that
+    /// is seen only while it is read, the module is lost.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        self.make_room()?;
+        let pieces = self.pieces();
+        let stream = self.replica.stream()?.clone();
+        let mut saved = Saved::open(path, self.module(), self.replica.slots(), &stream)?;
+        let (optimizer, values) = (&mut self.optimizer, &mut self.values);
+        let mut told = Ok(());
+        let done = self.replica.step(|module, slots, _| {
+            let ids = shards::ids(&module, slots);
+            let mut read = || -> std::result::Result<M, String> {
+                let text = |error: std::io::Error| error.to_string();
+                *optimizer = saved.optimizer(optimizer, slots, &pieces, &ids)?;
+                match values {
+                    Values::Whole(flats) => {
+                        flats.clear();
+                        saved.fill(module.clone(), slots, true).map_err(text)
+                    }
+                    Values::Parts(vault) => {
+                        let mut own = Collect::new(slots, &pieces);
+                        for slot in 0..slots.len() {
+                            let bytes = saved.piece(slot, slots, &pieces).map_err(text)?;
+                            own.take_in(slot, bytes);
+                        }
+                        vault.put(own.parts());
+                        saved.fill(module.clone(), slots, false).map_err(text)
+                    }
+                }
+            };
+            let read = read();
+            let outcome = read.as_ref().map(drop).map_err(String::clone);
+            told = checkpoint::all_read(path, outcome, &stream);
+            read.map_err(|_| ddp::Error::State("a checkpoint could not be read"))
+        });
+        told?;
+        Ok(done?)
     }
 
     /// What this rank holds, by the formula and as counted.

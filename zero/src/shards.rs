@@ -5,8 +5,8 @@
 //! axes still, the first as long as the piece, the others 1.
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor, TensorData};
-use ddp::{Buffer, Slots};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use ddp::{Buffer, Float, Slots};
 
 use crate::pieces::{Piece, Pieces};
 
@@ -93,7 +93,7 @@ pub(crate) struct Collect<'a> {
     pub(crate) slots: &'a Slots,
     pub(crate) pieces: &'a Pieces,
     /// Per slot its piece, once it has been met.
-    values: Vec<Option<TensorData>>,
+    pub(crate) values: Vec<Option<TensorData>>,
 }
 
 impl ModuleMapper for Collect<'_> {
@@ -122,6 +122,19 @@ impl<'a> Collect<'a> {
             pieces,
             values: vec![None; slots.len()],
         }
+    }
+
+    /// Puts a piece in its place, given its bytes.
+    pub(crate) fn take_in(&mut self, slot: usize, bytes: Vec<u8>) {
+        if bytes.is_empty() {
+            return;
+        }
+        let dtype = match self.slots.specs()[slot].dtype {
+            Float::F32 => DType::F32,
+            Float::F64 => DType::F64,
+        };
+        let len = bytes.len() / dtype.size();
+        self.values[slot] = Some(TensorData::from_bytes_vec(bytes, [len], dtype));
     }
 
     /// This rank's part of every bucket.
@@ -207,6 +220,21 @@ impl ModuleMapper for Empty<'_> {
                 .set_require_grad(value.is_require_grad())
         })
     }
+}
+
+/// The ids of the slots' parameters.
+pub(crate) fn ids<M: Module>(module: &M, slots: &Slots) -> Vec<Option<u64>> {
+    struct Ids<'a>(&'a Slots, Vec<Option<u64>>);
+    impl ModuleVisitor for Ids<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(slot) = self.0.find(param.id) {
+                self.1[slot] = Some(param.id.val());
+            }
+        }
+    }
+    let mut ids = Ids(slots, vec![None; slots.len()]);
+    module.visit(&mut ids);
+    ids.1
 }
 
 /// The device of the trained parameters, with its autodiff settings.

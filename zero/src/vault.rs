@@ -33,6 +33,11 @@ impl Vault {
         *self.lock() = parts;
     }
 
+    /// A copy of the parts.
+    pub(crate) fn copy(&self) -> Vec<Buffer> {
+        self.lock().clone()
+    }
+
     /// Bytes of the parts.
     pub(crate) fn bytes(&self) -> usize {
         let bytes = |part: &Buffer| part.len() * part.dtype().bytes();

@@ -1,5 +1,6 @@
 //! zero as a user sees it; one binary, since Burn is slow to link.
 mod bits;
+mod checkpoint;
 mod decisions;
 mod memory;
 mod odd;
