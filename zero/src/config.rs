@@ -88,7 +88,7 @@ impl ZeroConfig {
         if self.stage > Stage::One && self.ddp.comm_hook != Hook::AllReduce {
             return Err(Error::Ddp(ddp::Error::Config {
                 name: "comm_hook",
-                value: format!("{:?}", self.ddp.comm_hook),
+                value: self.ddp.comm_hook.make().name().to_owned(),
                 expected: "all_reduce from stage 2 on, where buckets are reduce-scattered as they are",
             }));
         }

@@ -93,7 +93,7 @@ fn groups_with_rates_and_optimizers_of_their_own_have_the_bits_of_ddp() {
 fn reduced_in_line_or_after_backward_the_bits_are_the_same() {
     let after = caps(100, 300).with_overlap(false);
     task(adam).check("no overlap", 3..=3, after);
-    let inline = caps(100, 300).with_comm_thread(ddp::CommThread::Never);
+    let inline = caps(100, 300).with_comm_thread(false);
     task(adam).check("no thread", 3..=3, inline);
 }
 

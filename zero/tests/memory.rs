@@ -34,7 +34,7 @@ fn held(
     let ranks = launch::spawn(world, &CommunicatorConfig::new(), |communicator| {
         let plain = Mlp::new(&sizes, DType::F32);
         // On this thread alone, whose allocations are counted.
-        let config = DdpConfig::new().with_comm_thread(ddp::CommThread::Never);
+        let config = DdpConfig::new().with_comm_thread(false);
         let zero = ZeroConfig::new(stage).with_ddp(config);
         // What Burn makes once for a thread.
         drop(plain.loss(&[0, 1]).backward());

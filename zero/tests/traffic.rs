@@ -119,7 +119,7 @@ fn peaks_of_backward(stage: Stage, world: usize) -> [u64; 3] {
     let peaks = launch::spawn(world, &CommunicatorConfig::new(), |communicator| {
         // Reduced on this thread, whose allocations are counted.
         let config = caps(BUCKET as usize, BUCKET as usize);
-        let config = config.with_comm_thread(ddp::CommThread::Never);
+        let config = config.with_comm_thread(false);
         let zero = ZeroConfig::new(stage).with_ddp(config);
         let plain = Mlp::new(&[256; LAYERS as usize + 1], DType::F32);
         let loss = plain.loss(&[0, 1]);
