@@ -490,6 +490,40 @@ impl<M: Module> Replica<M> {
     /// That of `change`, with which the module is lost; [`Error::ReplicasDiffer`]; the error of a
     /// collective.
     pub fn step(&mut self, change: impl FnOnce(M, &Slots, &CommStream) -> Result<M>) -> Result<()> {
+        self.rewrite(change)?;
+        self.steps += 1;
+        if self.config.broadcast_buffers && !self.running_state.is_empty() {
+            if self.record.skipped {
+                // The forward pass has taken in what was left out.
+                let kept = self.running_state.clone();
+                self.change(|module| buffers::restore(module, Which::Running, kept));
+            } else {
+                self.broadcast(Which::Running)?;
+            }
+        }
+        let every = self.config.check_replicas_every;
+        if every > 0 && self.steps.is_multiple_of(every) {
+            self.check_replicas()?;
+        }
+        Ok(())
+    }
+
+    /// As [`step`](Self::step), of which it is the first part: for values that come from elsewhere.
+    /// Nothing is sent, compared or counted as a step, and no step that is left out later goes back
+    /// behind it.
+    ///
+    /// # Errors
+    ///
+    /// That of `change`, with which the module is lost.
+    pub fn load(&mut self, change: impl FnOnce(M, &Slots, &CommStream) -> Result<M>) -> Result<()> {
+        // What the last forward pass left in the layers would come over what is loaded.
+        drop(self.module.as_ref().map(M::valid));
+        self.rewrite(change)?;
+        self.running_state = buffers::collect(self.module(), Which::Running);
+        Ok(())
+    }
+
+    fn rewrite(&mut self, change: impl FnOnce(M, &Slots, &CommStream) -> Result<M>) -> Result<()> {
         let reducer = self.take_reducer()?;
         let changed = self.changed;
         let span = tracing::info_span!(target: "lockstep", "optimizer", rank = self.place.rank);
@@ -510,22 +544,7 @@ impl<M: Module> Replica<M> {
         });
         // An optimizer leaves every id as it was.
         self.changed = changed;
-        self.settle(reducer, result)?;
-        self.steps += 1;
-        if self.config.broadcast_buffers && !self.running_state.is_empty() {
-            if self.record.skipped {
-                // The forward pass has taken in what was left out.
-                let kept = self.running_state.clone();
-                self.change(|module| buffers::restore(module, Which::Running, kept));
-            } else {
-                self.broadcast(Which::Running)?;
-            }
-        }
-        let every = self.config.check_replicas_every;
-        if every > 0 && self.steps.is_multiple_of(every) {
-            self.check_replicas()?;
-        }
-        Ok(())
+        self.settle(reducer, result)
     }
 
     /// Replaces the module by one with the same leaves.

@@ -206,7 +206,7 @@ impl<M: Module> ShardedDataParallel<M> {
         }
         let pieces = self.pieces();
         let mut parts = Vec::new();
-        self.replica.step(|module, slots, _| {
+        self.replica.load(|module, slots, _| {
             let device = shards::device(&module, slots);
             let module = module.map(&mut Cut {
                 slots,
@@ -462,7 +462,7 @@ impl<M: Module> ShardedDataParallel<M> {
         let mut saved = Saved::open(path, self.module(), self.replica.slots(), &stream)?;
         let (optimizer, values) = (&mut self.optimizer, &mut self.values);
         let mut told = Ok(());
-        let done = self.replica.step(|module, slots, _| {
+        let done = self.replica.load(|module, slots, _| {
             let ids = shards::ids(&module, slots);
             let mut read = || -> std::result::Result<M, String> {
                 let text = |error: std::io::Error| error.to_string();
@@ -486,7 +486,14 @@ impl<M: Module> ShardedDataParallel<M> {
             let read = read();
             let outcome = read.as_ref().map(drop).map_err(String::clone);
             told = checkpoint::all_read(path, outcome, &stream);
-            read.map_err(|_| ddp::Error::State("a checkpoint could not be read"))
+            match (&told, read) {
+                (Ok(()), Ok(module)) => Ok(module),
+                _ => {
+                    // It is final on every rank, and none stops the others before they know why.
+                    drop(stream.barrier().wait());
+                    Err(ddp::Error::State("a checkpoint could not be read"))
+                }
+            }
         });
         told?;
         Ok(done?)

@@ -1,17 +1,17 @@
 //! Sharded training gives ddp's bits, and with micro-shards those of one process.
-use burn::module::ParamGroup;
+use burn::module::{Module, Param, ParamGroup};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, LionConfig, ModuleOptimizer, RmsPropConfig,
     SgdConfig,
 };
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor};
 use ddp::DdpConfig;
 use zero::Stage;
 
 use crate::run::Task;
-use crate::support::{Mlp, caps};
+use crate::support::{Mlp, caps, from_vec, vector};
 
 /// 23 rows in global batches of 8: the last has 7, and no batch cuts evenly over three ranks.
 fn task(optimizer: fn() -> ModuleOptimizer) -> Task<Mlp> {
@@ -109,6 +109,41 @@ fn with_micro_shards_the_bits_are_those_of_one_process_at_every_world_size() {
                 // Three ranks would run 3, 3 and 2 forward passes.
                 continue;
             }
+            assert_eq!(task.zero(stage, world, config), one, "{stage:?}, {world}");
+        }
+    }
+}
+
+/// A parameter of each type, of which some rows use the one and some the other.
+#[derive(Module, Debug)]
+struct Mixed {
+    single: Param<Tensor<1>>,
+    double: Param<Tensor<1>>,
+}
+
+#[test]
+fn a_module_of_two_types_keeps_the_bits_of_its_loss_with_micro_shards() {
+    let task = Task {
+        model: || Mixed {
+            single: Param::from_tensor(vector(&[0.1, 0.7, 0.3])),
+            double: Param::from_tensor(from_vec::<1>(vec![0.3, 0.2], [2], DType::F64)),
+        },
+        loss: |model: &Mixed, rows| match rows[0] % 2 {
+            0 => model.single.val().mean(),
+            _ => model.double.val().mean().cast(DType::F32),
+        },
+        optimizer: adam,
+        rate: 0.1,
+        rows: 21,
+        global_batch: 7,
+        epochs: 2,
+    };
+    let config = DdpConfig::new()
+        .with_micro_shards(4)
+        .with_max_grad_norm(0.5);
+    let one = task.ddp(1, config);
+    for stage in [Stage::One, Stage::Two] {
+        for world in 1..=4 {
             assert_eq!(task.zero(stage, world, config), one, "{stage:?}, {world}");
         }
     }

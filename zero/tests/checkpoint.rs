@@ -3,15 +3,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use burn::optim::AdamConfig;
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::optim::{AdamConfig, SgdConfig};
 use burn::tensor::DType;
 use collectives::Communicator;
+use ddp::DdpConfig;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use zero::{Error, Result, ShardedDataParallel, Stage, ZeroConfig};
 
 use crate::run::{agree, seen};
-use crate::support::{Mlp, caps};
+use crate::support::{Mlp, caps, device, from_vec, noise, values};
 
 /// A file for one test, gone with the guard.
 struct Place(PathBuf);
@@ -172,4 +175,85 @@ fn a_file_that_does_not_fit_is_refused_on_every_rank_and_nothing_is_lost() {
         assert_eq!(seen(model.module()), before);
         train(&mut model, 0..1)
     });
+}
+
+/// One step of a layer that keeps running state; with a NaN on rank 0 it is left out.
+fn norm_step(model: &mut ShardedDataParallel<BatchNorm>, salt: usize, bad: bool) -> Result<()> {
+    let mut rows: Vec<f64> = (0..12).map(|at| noise(salt, at)).collect();
+    if bad && model.place().rank == 0 {
+        rows[0] = f64::NAN;
+    }
+    let output = model.forward(from_vec::<2>(rows, [4, 3], DType::F32));
+    model.backward((output.clone() * output).mean(), 4)?;
+    assert_eq!(model.last_step().skipped, bad);
+    model.step(0.1)
+}
+
+#[test]
+fn running_state_that_is_loaded_stays_whatever_came_before_and_is_left_out_after() {
+    let mean = |model: &ShardedDataParallel<BatchNorm>| values(model.running_mean.value());
+    for stage in Stage::ALL {
+        // Without the broadcast a forward pass leaves its own in the layer until the next.
+        for broadcast in [true, false] {
+            let place = Place::new(&format!("norm-{}-{broadcast}", u8::from(stage)));
+            agree(2, |communicator| {
+                let config = DdpConfig::new().with_broadcast_buffers(broadcast);
+                let config = ZeroConfig::new(stage).with_ddp(config);
+                let norm = BatchNormConfig::new(3).init(&device());
+                let mut model = config.init(norm, SgdConfig::new().init(), communicator)?;
+                norm_step(&mut model, 1, false)?;
+                model.save(&place.0)?;
+                let saved = {
+                    let bytes = fs::read(&place.0).unwrap();
+                    let file = SafeTensors::deserialize(&bytes).unwrap();
+                    let tensor = file.tensor("model.running_mean").unwrap();
+                    let numbers = tensor.data().chunks_exact(4);
+                    numbers
+                        .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+                        .collect::<Vec<_>>()
+                };
+                for bad in [false, true] {
+                    norm_step(&mut model, 2, false)?;
+                    norm_step(&mut model, 3, bad)?;
+                    model.load(&place.0)?;
+                    drop(model.valid());
+                    assert_eq!(mean(&model), saved, "{stage:?}, {broadcast}");
+                }
+                if broadcast {
+                    norm_step(&mut model, 4, true)?;
+                    assert_eq!(mean(&model), saved, "{stage:?}");
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
+fn a_file_that_fails_while_it_is_read_is_told_to_every_rank_and_is_final() {
+    let place = Place::new("spoilt");
+    agree(3, |communicator| {
+        let mut model = init(Stage::Two, communicator)?;
+        train(&mut model, 0..1)?;
+        model.save(&place.0)
+    });
+    // A number of the last parameter's state, of which not every rank has a piece.
+    let bytes = fs::read(&place.0).unwrap();
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+    let mut numbers = metadata.metadata().clone().unwrap();
+    let time = numbers.get_mut("optimizer.layers.1.weight.momentum.time");
+    *time.unwrap() = "spoilt".to_owned();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let spoilt = safetensors::serialize(file.iter(), Some(numbers)).unwrap();
+    fs::write(&place.0, spoilt).unwrap();
+    for stage in Stage::ALL {
+        agree(3, |communicator| {
+            let mut model = init(stage, communicator)?;
+            let error = model.load(&place.0).unwrap_err();
+            assert!(matches!(error, Error::Checkpoint { .. }), "{error}");
+            let after = model.load(&place.0).unwrap_err();
+            assert!(matches!(after, Error::Ddp(_)), "{after}");
+            Ok(())
+        });
+    }
 }

@@ -1,12 +1,13 @@
 //! What the ranks of a step decide together: clipping, leaving it out, when it is taken.
 use burn::module::{Module, Param};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear};
 use burn::optim::{AdamConfig, SgdConfig};
 use burn::tensor::{DType, Tensor};
 use ddp::DdpConfig;
 use zero::{Error, Stage, ZeroConfig};
 
 use crate::run::{Task, agree, seen};
-use crate::support::{Mlp, caps, values, vector, weights};
+use crate::support::{Mlp, caps, device, from_vec, noise, values, vector, weights};
 
 #[test]
 fn the_norm_over_parts_and_what_is_clipped_by_it_have_the_bits_of_ddp() {
@@ -91,6 +92,69 @@ fn a_sum_that_overflows_in_one_part_leaves_the_step_out_on_every_rank() {
             Ok((record.skipped, record.non_finite.clone()))
         });
         assert_eq!(skipped, (true, vec![]));
+    }
+}
+
+#[test]
+fn a_norm_that_overflows_leaves_the_step_out_on_every_rank() {
+    for stage in Stage::ALL {
+        let record = agree(2, |communicator| {
+            let weight = Param::from_tensor(from_vec::<1>(vec![0.5; 3], [3], DType::F64));
+            let config = DdpConfig::new().with_max_grad_norm(1.0);
+            let config = ZeroConfig::new(stage).with_ddp(config);
+            let mut model = config.init(weight, SgdConfig::new().init(), communicator)?;
+            // Each is a number, and the square of the last is not, on the last rank.
+            let slope = from_vec::<1>(vec![1.0, 1.0, 1e200], [3], DType::F64);
+            model.backward((model.module().val() * slope).sum(), 1)?;
+            let before = seen(model.module());
+            model.step(0.1)?;
+            assert_eq!(seen(model.module()), before, "{stage:?}");
+            let record = model.last_step();
+            Ok((
+                record.skipped,
+                record.non_finite.clone(),
+                record.grad_norm.map(f64::to_bits),
+            ))
+        });
+        let infinite = Some(f64::INFINITY.to_bits());
+        assert_eq!(record, (true, vec![], infinite), "{stage:?}");
+    }
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    first: Linear,
+    norm: BatchNorm,
+}
+
+#[test]
+fn a_step_left_out_leaves_the_running_state_as_it_was_on_every_rank() {
+    for stage in Stage::ALL {
+        let states = agree(2, |communicator| {
+            let rank = communicator.rank();
+            let model = Normed {
+                first: Mlp::new(&[4, 3], DType::F32).layers.remove(0),
+                norm: BatchNormConfig::new(3).init(&device()),
+            };
+            let optimizer = SgdConfig::new().init();
+            let mut model = ZeroConfig::new(stage).init(model, optimizer, communicator)?;
+            let mut states = Vec::new();
+            for step in 0..3 {
+                let mut rows: Vec<f64> = (0..16).map(|at| noise(10 * step + rank, at)).collect();
+                if (step, rank) == (1, 0) {
+                    rows[0] = f64::NAN;
+                }
+                let input = from_vec::<2>(rows, [4, 4], DType::F32);
+                let output = model.norm.forward(model.first.forward(input));
+                model.backward((output.clone() * output).mean(), 4)?;
+                model.step(0.1)?;
+                states.push(values(model.norm.running_mean.value()));
+            }
+            Ok(states)
+        });
+        assert_eq!(states[0], states[1], "{stage:?}");
+        assert_ne!(states[1], states[2], "{stage:?}");
+        assert!(states[2].iter().all(|mean| mean.is_finite()), "{stage:?}");
     }
 }
 
