@@ -227,6 +227,11 @@ impl BucketPlan {
         end - self.slots()..end
     }
 
+    /// Both counts together.
+    pub(crate) fn counts(&self) -> Range<usize> {
+        self.used().start..self.elements(self.len() - 1)
+    }
+
     /// Where the last bucket counts those with a gradient or a loss that is no number.
     pub fn non_finite(&self) -> usize {
         self.elements(self.len() - 1) - 1

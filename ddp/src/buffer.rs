@@ -1,5 +1,6 @@
 //! Gradients as plain numbers.
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::bucket::Float;
 use crate::real::{self, Real};
@@ -48,22 +49,64 @@ impl Buffer {
         }
     }
 
-    /// A spare buffer of that type and length, with old values in it, or a new one of zeros.
-    pub(crate) fn take(spare: &mut Vec<Buffer>, dtype: Float, len: usize) -> Self {
-        let fits = |buffer: &Buffer| match buffer {
-            Self::F32(values) => dtype == Float::F32 && values.len() == len,
-            Self::F64(values) => dtype == Float::F64 && values.len() == len,
-        };
-        match (spare.iter().position(fits), dtype) {
-            (Some(at), _) => spare.swap_remove(at),
-            (None, Float::F32) => Self::F32(vec![0.0; len]),
-            (None, Float::F64) => Self::F64(vec![0.0; len]),
+    /// A buffer of zeros.
+    ///
+    /// ```
+    /// use ddp::{Buffer, Float};
+    /// assert_eq!(Buffer::zeros(Float::F32, 2).as_f32(), Some(&[0.0, 0.0][..]));
+    /// ```
+    pub fn zeros(dtype: Float, len: usize) -> Self {
+        match dtype {
+            Float::F32 => Self::F32(vec![0.0; len]),
+            Float::F64 => Self::F64(vec![0.0; len]),
         }
     }
 
-    /// Nothing, to stand where a buffer was.
-    pub(crate) const fn none() -> Self {
-        Self::F32(Vec::new())
+    fn capacity(&self) -> usize {
+        match self {
+            Self::F32(values) => values.capacity(),
+            Self::F64(values) => values.capacity(),
+        }
+    }
+
+    fn resize(&mut self, len: usize) {
+        match self {
+            Self::F32(values) => values.resize(len, 0.0),
+            Self::F64(values) => values.resize(len, 0.0),
+        }
+    }
+
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F64(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their type.
+    pub fn dtype(&self) -> Float {
+        match self {
+            Self::F32(_) => Float::F32,
+            Self::F64(_) => Float::F64,
+        }
+    }
+
+    /// A copy of some of them.
+    ///
+    /// # Panics
+    ///
+    /// If `range` goes beyond them.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(values[range].to_vec()),
+            Self::F64(values) => Self::F64(values[range].to_vec()),
+        }
     }
 
     pub(crate) fn fill(&mut self, range: Range<usize>, value: f64) {
@@ -114,6 +157,52 @@ impl Buffer {
             }
             _ => None,
         }
+    }
+}
+
+/// Buffers that wait to be used again, shared with the communication thread.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pool(Arc<Mutex<Vec<Buffer>>>);
+
+impl Pool {
+    /// One of that type and length, with old values in it, or a new one of zeros.
+    pub(crate) fn take(&self, dtype: Float, len: usize) -> Buffer {
+        let fits = |buffer: &Buffer| buffer.dtype() == dtype && buffer.len() == len;
+        let mut waiting = self.lock();
+        match waiting.iter().position(fits) {
+            Some(at) => waiting.swap_remove(at),
+            None => Buffer::zeros(dtype, len),
+        }
+    }
+
+    /// As [`take`](Self::take), but any that is large enough will do, and a new one has room for
+    /// `tail` values more. If none is, those that wait would be in vain, and are let go.
+    pub(crate) fn take_room(&self, dtype: Float, len: usize, tail: usize) -> Buffer {
+        let mut waiting = self.lock();
+        let mut large = waiting.iter().enumerate();
+        let large = large.find(|(_, one)| one.dtype() == dtype && one.capacity() >= len);
+        let mut buffer = match large.map(|(at, _)| at) {
+            Some(at) => waiting.swap_remove(at),
+            None => {
+                waiting.retain(|one| one.dtype() != dtype);
+                Buffer::zeros(dtype, len + tail)
+            }
+        };
+        buffer.resize(len);
+        buffer
+    }
+
+    pub(crate) fn give(&self, buffer: Buffer) {
+        self.lock().push(buffer);
+    }
+
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    // Nothing is half done behind this lock when its holder panics.
+    fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

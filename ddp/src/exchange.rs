@@ -16,6 +16,17 @@ pub(crate) fn all_reduce_blocks<'a, T: Real>(
     shards: Shards,
     communicator: &mut Communicator,
 ) -> collectives::Result<()> {
+    reduce_scatter_blocks(first, others, shards, communicator)?;
+    communicator.all_gather_in_place(first)
+}
+
+/// As [`all_reduce_blocks`], but each rank's part alone; the rest of `first` stays as it was.
+pub(crate) fn reduce_scatter_blocks<'a, T: Real>(
+    first: &mut [T],
+    others: impl Iterator<Item = &'a [T]> + Clone,
+    shards: Shards,
+    communicator: &mut Communicator,
+) -> collectives::Result<()> {
     let len = first.len();
     let world = communicator.world_size();
     let parts = communicator.partition(len);
@@ -47,7 +58,7 @@ pub(crate) fn all_reduce_blocks<'a, T: Real>(
             first[own].copy_from_slice(&sum);
         }
     }
-    communicator.all_gather_in_place(first)
+    Ok(())
 }
 
 /// Adds the sums of all ranks, continuing the tree if there is one; every rank gets the result.

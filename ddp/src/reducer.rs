@@ -2,24 +2,28 @@
 //!
 //! # Memory
 //!
-//! A pass takes one buffer per bucket, together as large as all gradients. They *are* the
-//! gradients afterwards: [`finish`](Reducer::finish) gives them away and keeps none, and
-//! [`recycle`](Reducer::recycle) takes back what its user no longer needs. Micro-batches are added
-//! in place; [micro-shards](Shards) hold up to log2 of their number more buffers per bucket, the
-//! partial sums of their tree.
+//! A pass takes one buffer per bucket, when its first gradient comes; together they are as large as
+//! all gradients. They *are* the gradients afterwards: [`finish`](Reducer::finish) gives them away
+//! and keeps none, and [`recycle`](Reducer::recycle) takes back what its user no longer needs.
+//! Micro-batches are added in place; [micro-shards](Shards) hold up to log2 of their number more
+//! buffers per bucket, the partial sums of their tree.
+//!
+//! Where a rank [keeps its part](Keep::Part), a bucket's buffer is free when the bucket has been
+//! reduced, and the next bucket of its size takes it: the pass holds the parts, and the buckets
+//! that are filling or under way.
 use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use collectives::{CommStream, Place, Work};
+use collectives::{CommStream, Partition, Place, Work};
 
 use crate::bucket::{BucketPlan, LIMB_BITS, LIMBS};
-use crate::buffer::{Buffer, Gradient};
+use crate::buffer::{Buffer, Gradient, Pool};
 use crate::hook::{AllReduce, CommHook};
 use crate::norm;
-use crate::parcel::{Arrived, Parcel};
+use crate::parcel::{Arrived, Parcel, common};
 use crate::real::Real;
 use crate::record::BucketRecord;
 use crate::shards::{Shards, Sum};
@@ -54,14 +58,28 @@ use crate::{Error, Result};
 pub struct Reducer {
     plan: BucketPlan,
     names: Vec<String>,
-    stream: CommStream,
+    stream: Arc<CommStream>,
     overlap: bool,
     shards: Option<Shards>,
     hook: Arc<dyn CommHook>,
+    keep: Keep,
     wants_norm: bool,
     state: State,
-    spare: Vec<Buffer>,
+    pool: Pool,
     progress: Progress,
+}
+
+/// What each rank gets of the means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keep {
+    /// All of them: buckets are all-reduced.
+    #[default]
+    Whole,
+    /// Of every bucket part r of the [partition](Partition) of its gradients, on rank r: buckets
+    /// are reduce-scattered, half the bytes. The tails of the first and the last bucket go by
+    /// themselves, and every rank learns at the end, by one more small call, whether the parts of
+    /// all are numbers, and their norm. [Hooks](CommHook) are not asked.
+    Part,
 }
 
 #[derive(Debug)]
@@ -111,7 +129,8 @@ struct MicroBatch {
 enum Bucket {
     Filling {
         /// The sum of the micro-batches so far; of this shard alone where there are shards.
-        values: Buffer,
+        /// None before the first gradient.
+        values: Option<Buffer>,
         /// The shards before.
         sum: Sum<Buffer>,
         missing: usize,
@@ -133,7 +152,8 @@ pub(crate) struct Totals {
 /// What a backward pass came to, the same on all ranks except for the times.
 #[derive(Clone, Debug)]
 pub struct Reduced {
-    /// Mean gradients in plan order, each bucket with its tail.
+    /// Mean gradients in plan order, each bucket with its tail; or this rank's part of each,
+    /// without one.
     pub buckets: Vec<Buffer>,
     /// Samples of all ranks.
     pub samples: u64,
@@ -181,13 +201,14 @@ impl Reducer {
         Self {
             plan,
             names,
-            stream,
+            stream: Arc::new(stream),
             overlap,
             shards: None,
             hook: Arc::new(AllReduce),
+            keep: Keep::Whole,
             wants_norm: false,
             state: State::Idle,
-            spare: Vec::new(),
+            pool: Pool::default(),
             progress: Progress::default(),
         }
     }
@@ -201,6 +222,11 @@ impl Reducer {
             shards: Some(shards),
             ..self
         }
+    }
+
+    /// Leaves each rank with what `keep` says.
+    pub fn with_keep(self, keep: Keep) -> Self {
+        Self { keep, ..self }
     }
 
     /// Computes the norm over all means too.
@@ -246,7 +272,8 @@ impl Reducer {
             self.lay_aside()?;
         }
         let Place { rank, world } = self.stream.place();
-        let alone = world == 1 && self.shards.is_none() && self.hook.is_plain();
+        let plain = self.keep == Keep::Part || self.hook.is_plain();
+        let alone = world == 1 && self.shards.is_none() && plain;
         let pass = self.state.pass()?;
         let total = pass.samples.saturating_add(samples);
         if total as u64 >> (LIMBS * LIMB_BITS) != 0 {
@@ -312,10 +339,9 @@ impl Reducer {
     fn open(&mut self) -> Pass {
         let began = Instant::now();
         let plan = &self.plan;
-        let spare = &mut self.spare;
         let buckets = (0..plan.len())
             .map(|bucket| Bucket::Filling {
-                values: Buffer::take(spare, plan.dtype(bucket), plan.elements(bucket)),
+                values: None,
                 sum: Sum::default(),
                 missing: plan.slots_in(bucket).len(),
                 full: began,
@@ -352,20 +378,14 @@ impl Reducer {
         if let Some(shards) = self.shards {
             let shard = shards.own().start + pass.micro_batches - 1;
             for index in 0..pass.buckets.len() {
-                let early = Error::State("a bucket left before the last micro-batch");
                 let Bucket::Filling { values, .. } = &mut pass.buckets[index] else {
-                    return Err(early);
+                    return Err(Error::State("a bucket left before the last micro-batch"));
                 };
-                let mut leaf = mem::replace(values, Buffer::none());
+                let leaf = values.take();
+                let mut leaf =
+                    leaf.unwrap_or_else(|| take(&self.pool, &self.plan, self.keep, index));
                 pass.seal(&mut leaf, index, &self.plan, true);
-                pass.push(index, shard, leaf, &mut self.spare)?;
-                // Only now, since adding twins sets their memory free.
-                let (dtype, len) = (self.plan.dtype(index), self.plan.elements(index));
-                let next = Buffer::take(&mut self.spare, dtype, len);
-                let Bucket::Filling { values, .. } = &mut pass.buckets[index] else {
-                    return Err(early);
-                };
-                *values = next;
+                pass.push(index, shard, leaf, &self.pool)?;
             }
         }
         let mut waiting = 0;
@@ -410,6 +430,7 @@ impl Reducer {
             true => samples.min(1),
             false => samples,
         };
+        let values = values.get_or_insert_with(|| take(&self.pool, &self.plan, self.keep, bucket));
         let Some(finite) = values.take_in(range, gradient, weight, onto) else {
             return Err(Error::GradientMismatch {
                 parameter: parameter(),
@@ -460,6 +481,7 @@ impl Reducer {
         };
         let (mut buckets, mut records) = (Vec::new(), Vec::new());
         let mut squares = vec![0.0; self.plan.slots()];
+        let (mut digests, mut counts) = (Vec::new(), Vec::new());
         let mut finite = true;
         for (index, bucket) in pass.buckets.into_iter().enumerate() {
             let Bucket::Reducing { work, full } = bucket else {
@@ -476,26 +498,34 @@ impl Reducer {
                 slots: self.plan.slots_in(index).len(),
                 algorithm: arrived.algorithm,
             });
-            for (&slot, of_slot) in self.plan.slots_in(index).iter().zip(arrived.squares) {
-                squares[slot] = of_slot;
+            match self.keep {
+                Keep::Whole => {
+                    for (&slot, of_slot) in self.plan.slots_in(index).iter().zip(arrived.squares) {
+                        squares[slot] = of_slot;
+                    }
+                }
+                Keep::Part => digests.extend(arrived.squares),
             }
             finite &= arrived.finite;
             buckets.push(arrived.values);
-            self.spare.extend(arrived.spare);
+            counts = arrived.counts;
+        }
+        if let Keep::Part = self.keep {
+            self.pool.clear();
+            finite = self.judge(finite, digests, &mut squares)?;
         }
         let totals = pass.totals.get().filter(|totals| totals.samples > 0);
-        let none = match self.hook.agrees() {
+        let agrees = self.keep == Keep::Part || self.hook.agrees();
+        let none = match agrees {
             true => Error::NoSamples,
             false => Error::State(
                 "this rank had no sample in this step, and the hook takes no mean over ranks",
             ),
         };
         let Totals { samples, loss } = *totals.ok_or(none)?;
-        let last = &buckets[buckets.len() - 1];
-        let used = self.plan.used().map(|at| last.at(at) as usize).collect();
-        let flags = last.at(self.plan.non_finite());
+        let flags = counts.pop().unwrap_or_default();
         let Place { world, .. } = self.stream.place();
-        if self.shards.is_none() && self.hook.agrees() && flags % FLAG != world as f64 {
+        if self.shards.is_none() && agrees && flags % FLAG != world as f64 {
             let hook = self.hook.name();
             return Err(Error::HookLeftTail { hook });
         }
@@ -503,6 +533,7 @@ impl Reducer {
             false => Vec::new(),
             true => self.name_non_finite(pass.finite)?,
         };
+        let used = counts.into_iter().map(|count| count as usize).collect();
         Ok(Reduced {
             buckets,
             samples,
@@ -518,10 +549,60 @@ impl Reducer {
         })
     }
 
+    /// Whether the parts of all ranks are numbers, given whether this one's are; fills in the
+    /// `squares` of every slot, if they are wanted, from the digests of all.
+    fn judge(&self, finite: bool, digests: Vec<f64>, squares: &mut [f64]) -> Result<bool> {
+        let world = self.stream.place().world;
+        // The slots in the order in which they travelled, and each rank's part of them.
+        let mut cuts: Vec<(usize, Vec<Range<usize>>)> = Vec::new();
+        for index in 0..self.plan.len() {
+            let parts = Partition::new(self.plan.gradients_in(index), world);
+            for &slot in squares_in(&self.plan, index, self.wants_norm) {
+                let range = self.plan.locate(slot).1;
+                let own = |rank| {
+                    let held = common(&range, &parts.range(rank));
+                    held.start - range.start..held.end - range.start
+                };
+                cuts.push((slot, (0..world).map(own).collect()));
+            }
+        }
+        let len = |slot: usize| self.plan.locate(slot).1.len();
+        let count = |rank: usize| {
+            let of_slot =
+                |(slot, owns): &(usize, Vec<_>)| norm::digest_len(&owns[rank], len(*slot));
+            1 + cuts.iter().map(of_slot).sum::<usize>()
+        };
+        let counts: Vec<usize> = (0..world).map(count).collect();
+        let all = vec![0.0; counts.iter().sum()];
+        let own = [vec![f64::from(u8::from(finite))], digests].concat();
+        let all = self.stream.all_gather_v(own, counts.clone(), all).wait()?;
+        let mut rest = &all[..];
+        let mut of_rank: Vec<&[f64]> = Vec::new();
+        for count in counts {
+            let (digests, others) = rest.split_at(count);
+            of_rank.push(digests);
+            rest = others;
+        }
+        let finite = of_rank.iter().all(|digests| digests[0] == 1.0);
+        of_rank
+            .iter_mut()
+            .for_each(|digests| *digests = &digests[1..]);
+        for (slot, owns) in cuts {
+            let mut parts = Vec::new();
+            for (own, digests) in owns.into_iter().zip(&mut of_rank) {
+                let (part, others) = digests.split_at(norm::digest_len(&own, len(slot)));
+                parts.push((own, part));
+                *digests = others;
+            }
+            squares[slot] = norm::squares_of_digests(parts, len(slot));
+        }
+        Ok(finite)
+    }
+
     /// Asks every rank whether its own gradients were numbers; all ranks know that some were not.
     fn name_non_finite(&self, finite: bool) -> Result<Vec<usize>> {
         let place = self.stream.place();
-        if !self.hook.agrees() {
+        if self.keep == Keep::Whole && !self.hook.agrees() {
             return Ok(vec![place.rank]);
         }
         let work = self.stream.run(move |communicator| {
@@ -535,7 +616,7 @@ impl Reducer {
 
     /// Takes back a buffer, to be used by a coming backward pass if it fits a bucket.
     pub fn recycle(&mut self, buffer: Buffer) {
-        self.spare.push(buffer);
+        self.pool.give(buffer);
     }
 
     /// Agrees with all ranks on rank 0's `order` of the slots.
@@ -561,7 +642,7 @@ impl Reducer {
         if let State::Collecting(_) = self.state {
             return Err(Error::State("buckets cannot change within a backward pass"));
         }
-        self.spare.clear();
+        self.pool.clear();
         self.plan = plan;
         Ok(())
     }
@@ -582,7 +663,7 @@ impl Reducer {
     }
 
     /// The stream that the buckets travel on.
-    pub fn stream(&self) -> &CommStream {
+    pub fn stream(&self) -> &Arc<CommStream> {
         &self.stream
     }
 
@@ -599,29 +680,34 @@ impl Reducer {
             && due(*missing)
         {
             let (index, full) = (pass.next, *full);
-            let mut values = mem::replace(values, Buffer::none());
+            let values = values.take();
+            let mut values =
+                values.unwrap_or_else(|| take(&self.pool, &self.plan, self.keep, index));
             pass.seal(&mut values, index, &self.plan, self.shards.is_some());
             let parts = match self.shards {
                 None => vec![values],
                 Some(shards) => {
                     let shard = shards.own().end - 1;
-                    pass.push(index, shard, values, &mut self.spare)?;
-                    pass.take_parts(index, shards, &mut self.spare)?
+                    pass.push(index, shard, values, &self.pool)?;
+                    pass.take_parts(index, shards, &self.pool)?
                 }
             };
-            let slots = match self.wants_norm {
-                true => self.plan.slots_in(index),
-                false => &[],
-            };
+            let is_last = index == self.plan.len() - 1;
             let parcel = Parcel {
                 parts,
                 gradients: self.plan.gradients_in(index),
+                keep: self.keep,
                 totals_at: (index == 0).then(|| self.plan.totals()),
                 totals: pass.totals.clone(),
+                counts_at: is_last.then(|| self.plan.counts()),
                 divides: !pass.alone,
-                squares_of: slots.iter().map(|&slot| self.plan.locate(slot).1).collect(),
+                squares_of: squares_in(&self.plan, index, self.wants_norm)
+                    .iter()
+                    .map(|&slot| self.plan.locate(slot).1)
+                    .collect(),
                 shards: self.shards,
                 hook: self.hook.clone(),
+                pool: self.pool.clone(),
             };
             let progress = self.progress.clone();
             let (rank, bytes) = (self.stream.place().rank, self.plan.bytes(index));
@@ -683,30 +769,19 @@ impl Pass {
     }
 
     /// Adds the leaf of a micro-shard to the tree of a bucket.
-    fn push(
-        &mut self,
-        index: usize,
-        shard: usize,
-        leaf: Buffer,
-        spare: &mut Vec<Buffer>,
-    ) -> Result<()> {
+    fn push(&mut self, index: usize, shard: usize, leaf: Buffer, pool: &Pool) -> Result<()> {
         let Bucket::Filling { sum, .. } = &mut self.buckets[index] else {
             return Err(Error::State("a bucket left before its last micro-shard"));
         };
         sum.push(shard, leaf, |left, right| {
             left.add(&right);
-            spare.push(right);
+            pool.give(right);
         });
         Ok(())
     }
 
     /// What this rank sends of a bucket's tree: the closed sum, or its blocks.
-    fn take_parts(
-        &mut self,
-        index: usize,
-        shards: Shards,
-        spare: &mut Vec<Buffer>,
-    ) -> Result<Vec<Buffer>> {
+    fn take_parts(&mut self, index: usize, shards: Shards, pool: &Pool) -> Result<Vec<Buffer>> {
         let Bucket::Filling { sum, .. } = &mut self.buckets[index] else {
             return Err(Error::State("a bucket left before its last micro-shard"));
         };
@@ -716,9 +791,27 @@ impl Pass {
         }
         let closed = sum.finish(|left, right| {
             left.add(&right);
-            spare.push(right);
+            pool.give(right);
         });
         Ok(closed.into_iter().collect())
+    }
+}
+
+/// The slots of a bucket whose squares are `wanted`.
+fn squares_in(plan: &BucketPlan, bucket: usize, wanted: bool) -> &[usize] {
+    match wanted {
+        true => plan.slots_in(bucket),
+        false => &[],
+    }
+}
+
+/// Memory for a bucket of `plan`, with old values in it.
+fn take(pool: &Pool, plan: &BucketPlan, keep: Keep, bucket: usize) -> Buffer {
+    let (dtype, len) = (plan.dtype(bucket), plan.elements(bucket));
+    match keep {
+        Keep::Whole => pool.take(dtype, len),
+        // One memory for buckets with and without a tail.
+        Keep::Part => pool.take_room(dtype, len, plan.totals().len() + plan.counts().len()),
     }
 }
 

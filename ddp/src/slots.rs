@@ -12,7 +12,7 @@ use collectives::Communicator;
 use crate::bucket::{Float, SlotSpec};
 use crate::hash::fnv1a;
 use crate::tap::{Tap, TappedParameter, view};
-use crate::{DdpConfig, Error, Result, exact, platform};
+use crate::{Error, Result, exact, platform};
 
 /// Bytes of a parameter that travel in one broadcast.
 const PIECE: usize = 4 << 20;
@@ -22,7 +22,7 @@ const PIECE: usize = 4 << 20;
 /// Parameters without `require_grad` are no slots: frozen ones, and BatchNorm's running state,
 /// which Burn presents as a parameter. A parameter that the module holds twice is one slot.
 #[derive(Debug, Default)]
-pub(crate) struct Slots {
+pub struct Slots {
     slots: Vec<Slot>,
     by_id: HashMap<ParamId, usize>,
     /// What each float parameter is, in visiting order: a slot, or not trained.
@@ -37,6 +37,7 @@ pub(crate) struct Slots {
 struct Slot {
     name: String,
     spec: SlotSpec,
+    dims: Vec<usize>,
 }
 
 impl Slots {
@@ -54,11 +55,18 @@ impl Slots {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// How many there are.
+    pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub(crate) fn specs(&self) -> Vec<SlotSpec> {
+    /// Whether nothing is trained.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The size of each.
+    pub fn specs(&self) -> Vec<SlotSpec> {
         self.slots.iter().map(|slot| slot.spec).collect()
     }
 
@@ -66,11 +74,26 @@ impl Slots {
         self.slots.iter().map(|slot| slot.name.clone()).collect()
     }
 
-    pub(crate) fn name(&self, slot: usize) -> &str {
+    /// Path of the parameter.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot.
+    pub fn name(&self, slot: usize) -> &str {
         &self.slots[slot].name
     }
 
-    pub(crate) fn find(&self, id: ParamId) -> Option<usize> {
+    /// The parameter's axes.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot.
+    pub fn dims(&self, slot: usize) -> &[usize] {
+        &self.slots[slot].dims
+    }
+
+    /// The slot of a parameter, if it is trained.
+    pub fn find(&self, id: ParamId) -> Option<usize> {
         self.by_id.get(&id).copied()
     }
 
@@ -155,7 +178,9 @@ pub(crate) fn verify_text(
     })
 }
 
-/// A replica of `module` with rank 0's values in all parameters, frozen ones and buffers too.
+/// A replica of `module` with rank 0's values in all parameters, frozen ones and buffers too. All
+/// ranks must have the same `settings`; where bits must not depend on the world size (`exact`), the
+/// same platform too.
 ///
 /// Its leaves are new: replicas of thread ranks must not share any, since their graphs would
 /// merge and their backward passes wait for each other. `Module::clone` shares leaves, lazy
@@ -163,7 +188,8 @@ pub(crate) fn verify_text(
 /// then each value is read, overwritten by rank 0's, and made a leaf again.
 pub(crate) fn replicate<M: Module>(
     module: M,
-    config: &DdpConfig,
+    settings: &str,
+    exact: bool,
     communicator: &mut Communicator,
 ) -> Result<(M, Slots)> {
     let mut devices = Devices::default();
@@ -175,14 +201,14 @@ pub(crate) fn replicate<M: Module>(
     // From here on a value has one owner, unless the caller keeps a clone.
     drop(module);
     let slots = Slots::number(&replica)?;
-    let platform = match config.micro_shards {
-        0 => "",
-        _ => {
+    let platform = match exact {
+        false => "",
+        true => {
             exact::refuse_inexact(&replica)?;
             platform::describe()
         }
     };
-    slots.verify(&config.signature(), platform, communicator)?;
+    slots.verify(settings, platform, communicator)?;
     let mut broadcast = Broadcast {
         communicator,
         devices: devices.0.into_iter(),
@@ -309,7 +335,8 @@ impl ModuleVisitor for Numbering {
             len: shape.iter().product(),
             dtype,
         };
-        self.slots.slots.push(Slot { name, spec });
+        let dims = shape.to_vec();
+        self.slots.slots.push(Slot { name, spec, dims });
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {

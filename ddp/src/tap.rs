@@ -18,7 +18,7 @@
 )]
 use std::any::Any;
 use std::fmt::{self, Debug, Formatter};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
@@ -29,7 +29,9 @@ use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 
+use crate::bucket::BucketPlan;
 use crate::buffer::Gradient;
+use crate::loan::{Borrower, Lender, Loans};
 use crate::reducer::Reducer;
 use crate::{Error, Result};
 
@@ -88,6 +90,9 @@ pub(crate) trait TapBackend: Backend {
     /// Returns `parameter`; its gradient goes to `tap`. `rung` is there for its depth alone.
     fn tap(parameter: FloatTensor<Self>, rung: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
 
+    /// Returns what is lent in the place of `placeholder`, to which its gradient goes.
+    fn lend(placeholder: FloatTensor<Self>, borrower: Borrower) -> FloatTensor<Self>;
+
     /// Returns `parameter`, which is from now on the leaf whose gradient `tap` delivers.
     fn own(parameter: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self>;
 }
@@ -95,6 +100,10 @@ pub(crate) trait TapBackend: Backend {
 impl TapBackend for Flex {
     fn tap(parameter: FloatTensor<Self>, _: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
         parameter
+    }
+
+    fn lend(placeholder: FloatTensor<Self>, borrower: Borrower) -> FloatTensor<Self> {
+        borrower.values::<Self>(&placeholder)
     }
 
     fn own(parameter: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
@@ -108,6 +117,10 @@ impl TapBackend for burn::backend::NdArray {
         parameter
     }
 
+    fn lend(placeholder: FloatTensor<Self>, borrower: Borrower) -> FloatTensor<Self> {
+        borrower.values::<Self>(&placeholder)
+    }
+
     fn own(parameter: FloatTensor<Self>, _: Tap) -> FloatTensor<Self> {
         parameter
     }
@@ -119,7 +132,7 @@ impl<B: ReadGradient, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
         if let Some(tapped) = tap.cached(leaf) {
             return tapped;
         }
-        tap.line.climb();
+        tap.line.climb(tap.slot);
         let (primitive, node) = parameter.into_parts();
         let (_, rung) = rung.into_parts();
         let operation = Operation.prepare::<C>([node, rung]).compute_bound();
@@ -129,6 +142,10 @@ impl<B: ReadGradient, C: CheckpointStrategy> TapBackend for Autodiff<B, C> {
         };
         tap.cache(leaf, tapped.clone());
         tapped
+    }
+
+    fn lend(placeholder: FloatTensor<Self>, borrower: Borrower) -> FloatTensor<Self> {
+        borrower.tracked::<B, C>(placeholder)
     }
 
     fn own(parameter: FloatTensor<Self>, tap: Tap) -> FloatTensor<Self> {
@@ -154,6 +171,9 @@ impl<B: ReadGradient> Backward<B, 2> for Operation {
         let own = leaf
             .as_ref()
             .is_some_and(|leaf| lock(&line.leaves)[slot] == Some(leaf.id));
+        if let Some(loans) = line.loans.get() {
+            loans.done(slot);
+        }
         let mut link = lock(&line.link);
         match (&mut *link, leaf) {
             (Link::Live { reducer, error }, _) if own => {
@@ -253,12 +273,15 @@ pub(crate) struct Line {
     /// The replica's own leaf of each slot.
     leaves: Mutex<Vec<Option<NodeId>>>,
     link: Mutex<Link>,
+    /// The values, if the module holds placeholders.
+    loans: OnceLock<Arc<Loans>>,
 }
 
 /// Rung k has depth k x stride. Built as far as needed, kept for ever: one element each.
 struct Ladder {
     rungs: Vec<Tensor<1>>,
-    next: usize,
+    /// Slots that the forward pass has used, in order.
+    used: Vec<usize>,
     slots: usize,
 }
 
@@ -277,7 +300,7 @@ impl Line {
     pub(crate) fn new(slots: usize, stride: usize) -> Arc<Self> {
         let ladder = Ladder {
             rungs: Vec::new(),
-            next: 0,
+            used: Vec::new(),
             slots,
         };
         Arc::new(Self {
@@ -285,7 +308,26 @@ impl Line {
             ladder: Mutex::new(ladder),
             leaves: Mutex::new(vec![None; slots]),
             link: Mutex::new(Link::Open),
+            loans: OnceLock::new(),
         })
+    }
+
+    /// Takes values from `lender` from now on, if none has been named before.
+    pub(crate) fn lend_from(&self, lender: Arc<dyn Lender>, plan: BucketPlan) {
+        self.loans
+            .get_or_init(|| Arc::new(Loans::new(lender, plan)));
+    }
+
+    /// Gives back what was borrowed, since a pass begins or ends, or values change.
+    pub(crate) fn settle(&self) {
+        if let Some(loans) = self.loans.get() {
+            loans.settle();
+        }
+    }
+
+    /// The error of a loan that could not be had.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.loans.get().and_then(|loans| loans.failure())
     }
 
     /// Hands the gradients to `reducer` until [`unplug`](Self::unplug).
@@ -310,11 +352,19 @@ impl Line {
 
     /// The next forward pass begins at the lowest rung.
     pub(crate) fn descend(&self) {
-        lock(&self.ladder).next = 0;
+        lock(&self.ladder).used.clear();
     }
 
-    fn climb(&self) {
-        lock(&self.ladder).next += 1;
+    fn climb(&self, slot: usize) {
+        lock(&self.ladder).used.push(slot);
+    }
+
+    /// The slots that the forward pass has used so far, each once, in the order of their first use.
+    pub(crate) fn uses(&self) -> Vec<usize> {
+        let ladder = lock(&self.ladder);
+        let mut seen = vec![false; ladder.slots];
+        let first = |slot: &&usize| !std::mem::replace(&mut seen[**slot], true);
+        ladder.used.iter().filter(first).copied().collect()
     }
 
     fn rung<const D: usize>(&self, like: &Tensor<D>) -> Tensor<1> {
@@ -322,7 +372,7 @@ impl Line {
         let rung = if self.stride == 0 {
             0
         } else {
-            ladder.next.min(ladder.slots)
+            ladder.used.len().min(ladder.slots)
         };
         if ladder.rungs.is_empty() {
             ladder.rungs.push(Tensor::zeros([1], &like.device()));
@@ -356,15 +406,20 @@ impl Reparameterization for TappedParameter {
     const NAME: &'static str = "gradient_tap";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        if !base.is_autodiff() || !base.is_require_grad() {
-            return base;
-        }
-        let rung = self.tap.line.rung(&base);
-        Tensor::from_dispatch(<Dispatch as TapBackend>::tap(
-            base.into_dispatch(),
-            rung.into_dispatch(),
-            self.tap.clone(),
-        ))
+        let tapped = match base.is_autodiff() && base.is_require_grad() {
+            true => {
+                let rung = self.tap.line.rung(&base).into_dispatch();
+                <Dispatch as TapBackend>::tap(base.into_dispatch(), rung, self.tap.clone())
+            }
+            false => base.into_dispatch(),
+        };
+        Tensor::from_dispatch(match self.tap.line.loans.get() {
+            None => tapped,
+            Some(loans) => {
+                let (loans, slot) = (loans.clone(), self.tap.slot);
+                <Dispatch as TapBackend>::lend(tapped, Borrower { loans, slot })
+            }
+        })
     }
 }
 

@@ -6,10 +6,10 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::bucket::BucketPlan;
 use crate::buffer::Buffer;
-use crate::slots::Slots;
+use crate::replica::Replica;
 
-/// One flat tensor.
-pub(crate) fn flat(buffer: Buffer, device: &Device) -> Tensor<1> {
+/// One flat tensor on `device`, which takes the buffer's memory over.
+pub fn flat(buffer: Buffer, device: &Device) -> Tensor<1> {
     match buffer {
         Buffer::F32(values) => {
             let len = values.len();
@@ -22,8 +22,8 @@ pub(crate) fn flat(buffer: Buffer, device: &Device) -> Tensor<1> {
     }
 }
 
-/// The memory of a flat tensor, if no gradient looks at it any more.
-pub(crate) fn reclaim(flat: Tensor<1>) -> Option<Buffer> {
+/// The memory of a flat tensor, if nobody else looks at it any more: neither a clone nor a view.
+pub fn reclaim(flat: Tensor<1>) -> Option<Buffer> {
     let flat = flat.into_dispatch();
     if !flat.kind.can_mut() {
         return None;
@@ -36,37 +36,37 @@ pub(crate) fn reclaim(flat: Tensor<1>) -> Option<Buffer> {
     }
 }
 
-/// A view of the buckets for each parameter of `module` that some rank used.
+/// A view of the buckets for each parameter of the `replica` that some rank used.
 pub(crate) fn gradients<M: Module>(
-    module: &M,
-    slots: &Slots,
+    replica: &Replica<M>,
     plan: &BucketPlan,
     used: &[usize],
     flats: &[Tensor<1>],
 ) -> GradientsParams {
     let mut views = Views {
-        slots,
+        replica,
         plan,
         used,
         flats,
         gradients: GradientsParams::new(),
     };
-    module.visit(&mut views);
+    replica.module().visit(&mut views);
     views.gradients
 }
 
-struct Views<'a> {
-    slots: &'a Slots,
+struct Views<'a, M: Module> {
+    replica: &'a Replica<M>,
     plan: &'a BucketPlan,
     used: &'a [usize],
     flats: &'a [Tensor<1>],
     gradients: GradientsParams,
 }
 
-impl ModuleVisitor for Views<'_> {
+impl<M: Module> ModuleVisitor for Views<'_, M> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(slot) = self
-            .slots
+            .replica
+            .slots()
             .find(param.id)
             .filter(|&slot| self.used[slot] > 0)
         else {

@@ -1,6 +1,6 @@
 //! What training takes it gives back, and takes no more than it must (trials BR-20, BR-23, BR-24).
 use std::sync::Barrier;
-use std::{env, fs, process::Command};
+use std::{env, fs};
 
 use burn::module::{Module, Param};
 use burn::optim::{AdamConfig, SgdConfig};
@@ -8,27 +8,7 @@ use burn::tensor::{DType, Tensor};
 use collectives::Collective;
 use ddp::{DdpConfig, DistributedSampler};
 
-use crate::support::{Mlp, caps, from_vec, ranks, values};
-
-/// Runs `body` in a process in which nothing else runs, since threads and memory are counted per
-/// process. `test` is the full name of the calling test.
-fn alone(test: &str, body: impl FnOnce()) {
-    const INSIDE: &str = "LOCKSTEP_TEST_ALONE";
-    if env::var_os(INSIDE).is_some() {
-        return body();
-    }
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(INSIDE, "1")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && said.contains("1 passed"),
-        "{said}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
+use crate::support::{Mlp, alone, caps, from_vec, ranks, values};
 
 /// A number from a file of Linux; where there is none, the test has nothing to hold on to.
 fn resident() -> Option<usize> {

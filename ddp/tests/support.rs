@@ -1,5 +1,6 @@
 //! Models, data and loops that the tests share.
 use std::time::Duration;
+use std::{env, process::Command};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::Linear;
@@ -31,6 +32,26 @@ pub(crate) fn caps(first: usize, bucket: usize) -> DdpConfig {
     DdpConfig::new()
         .with_first_bucket_mb(mb(first))
         .with_bucket_cap_mb(mb(bucket))
+}
+
+/// Runs `body` in a process in which nothing else runs, since threads and memory are counted per
+/// process. `test` is the full name of the calling test.
+pub(crate) fn alone(test: &str, body: impl FnOnce()) {
+    const INSIDE: &str = "LOCKSTEP_TEST_ALONE";
+    if env::var_os(INSIDE).is_some() {
+        return body();
+    }
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// Linear layers with ReLU between them; mean squared error against a target.

@@ -1,6 +1,7 @@
 //! What it takes to make a plain loop data-parallel: the diff in the README, compiled and run.
 mod data_parallel;
 mod plain;
+mod sharded;
 
 use burn::{
     nn::loss::CrossEntropyLossConfig,
@@ -9,10 +10,12 @@ use burn::{
 use collectives::{CommunicatorConfig, Place, launch};
 use ddp::{Batch, DistributedSampler};
 use examples::{DataSet, Mlp, Precision, digits};
+use zero::{Stage, ZeroConfig};
 
 const README: &str = include_str!("../../README.md");
 const PLAIN: &str = include_str!("plain.rs");
 const DATA_PARALLEL: &str = include_str!("data_parallel.rs");
+const SHARDED: &str = include_str!("sharded.rs");
 
 /// The data and the model of both loops; neither knows of ranks.
 struct Digits {
@@ -64,7 +67,7 @@ impl Digits {
 }
 
 #[test]
-fn both_loops_reach_the_same_loss() {
+fn all_loops_reach_the_same_loss() {
     let digits = Digits::new();
     let rows = digits.data.train.len();
     let alone = Place { rank: 0, world: 1 };
@@ -89,23 +92,37 @@ fn both_loops_reach_the_same_loss() {
         "{plain} against {}",
         ranks[0]
     );
+    for stage in Stage::ALL {
+        let ranks = launch::spawn(3, &CommunicatorConfig::new(), |communicator| {
+            let config = ZeroConfig::new(stage);
+            sharded::train(&digits, config, communicator).map(|model| end(&model))
+        })
+        .unwrap();
+        let same = |loss: &f32| loss.to_bits() == ranks[0].to_bits();
+        assert!(ranks.iter().all(same), "{stage:?}: {ranks:?}");
+        let far = (plain - ranks[0]).abs();
+        assert!(far < 1e-5, "{stage:?}: {plain} against {}", ranks[0]);
+    }
 }
 
 #[test]
 fn a_plain_loop_changes_in_at_most_five_lines() {
-    let changes = difference(body(PLAIN), body(DATA_PARALLEL));
-    let added = changes.iter().filter(|line| line.starts_with('+')).count();
-    assert!(added <= 5, "{changes:#?}");
-    let shown = changes.join("\n");
-    assert!(
-        README.contains(&shown),
-        "the README shows another difference than\n{shown}"
-    );
+    for other in [DATA_PARALLEL, SHARDED] {
+        let changes = difference(body(PLAIN), body(other));
+        let added = changes.iter().filter(|line| line.starts_with('+')).count();
+        assert!(added <= 5, "{changes:#?}");
+        let shown = changes.join("\n");
+        assert!(
+            README.contains(&shown),
+            "the README shows another difference than\n{shown}"
+        );
+    }
 }
 
 /// The lines of the function that a file ends with.
 fn body(source: &str) -> Vec<&str> {
-    let lines = source.lines().skip_while(|line| !line.contains("fn train"));
+    let signature = |line: &&str| !line.contains(") -> ");
+    let lines = source.lines().skip_while(signature);
     lines.skip(1).take_while(|line| *line != "}").collect()
 }
 

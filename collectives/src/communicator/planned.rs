@@ -194,6 +194,31 @@ impl Communicator {
         self.planned(call, parts, buffer, &Folds::named(ReduceOp::Sum, 1))
     }
 
+    /// As [`all_gather_in_place`](Self::all_gather_in_place), of a buffer that has a name: ranks
+    /// that come with different ones are a mismatch, also if the lengths are the same.
+    ///
+    /// ```
+    /// use collectives::{CommunicatorConfig, launch};
+    /// let errors = launch::spawn(2, &CommunicatorConfig::new(), |mut communicator| {
+    ///     let layer = communicator.rank() as u64;
+    ///     let gathered = communicator.all_gather_named(layer, &mut [0.0; 4]);
+    ///     Ok::<_, collectives::Error>(gathered.is_err())
+    /// }).unwrap();
+    /// assert_eq!(errors, [true, true]);
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As every call: see [`Error`](crate::Error).
+    pub fn all_gather_named<T: Element>(&mut self, name: u64, buffer: &mut [T]) -> Result<()> {
+        let call = Call {
+            terms: terms([name as usize, (name >> 32) as usize].into_iter()),
+            ..self.call::<T>(Collective::AllGather, None, None, buffer.len())
+        };
+        let parts = Parts::Even(self.partition(buffer.len()));
+        self.planned(call, parts, buffer, &Folds::named(ReduceOp::Sum, 1))
+    }
+
     /// As [`all_gather`](Self::all_gather), with `counts[r]` elements from rank `r`.
     ///
     /// # Errors

@@ -149,6 +149,18 @@ impl<'a> BucketSums<'a> {
         }
     }
 
+    /// Sums the tail for every rank, and the gradients so that each rank has the sums of its part.
+    pub(crate) fn reduce_scatter(
+        &mut self,
+        communicator: &mut Communicator,
+    ) -> collectives::Result<()> {
+        self.all_reduce_tail(communicator)?;
+        match self.gradients() {
+            Values::F32(values) => communicator.reduce_scatter(values, ReduceOp::Sum).map(drop),
+            Values::F64(values) => communicator.reduce_scatter(values, ReduceOp::Sum).map(drop),
+        }
+    }
+
     /// Samples of all ranks: known once the first bucket's tail has been summed, and so in every
     /// later bucket from the start.
     pub fn samples(&self) -> u64 {

@@ -1,0 +1,13 @@
+//! zero as a user sees it; one binary, since Burn is slow to link.
+mod bits;
+mod checkpoint;
+mod decisions;
+mod memory;
+mod odd;
+mod parts;
+mod refusals;
+mod run;
+#[path = "../../ddp/tests/support.rs"]
+#[allow(dead_code, reason = "shared with ddp's tests, which use all of it")]
+mod support;
+mod traffic;
