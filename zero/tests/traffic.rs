@@ -3,8 +3,10 @@ use allocation_counter::measure;
 use burn::optim::AdamConfig;
 use burn::tensor::DType;
 use collectives::{Algorithm, Collective, CommunicatorConfig, Row, launch};
+use ddp::DdpConfig;
 use zero::{Result, Stage, ZeroConfig};
 
+use crate::run::agree;
 use crate::support::{Mlp, caps};
 
 /// 8 layers of 64 x 64 and a bias.
@@ -152,5 +154,25 @@ fn the_peak_of_a_backward_pass_falls_with_the_world_size_in_stage_2() {
         assert!(held.contains(&peak), "{world}: {peak} of {held:?}");
         let [whole, ..] = peaks_of_backward(Stage::One, world);
         assert!(whole > LAYERS * BUCKET);
+    }
+}
+
+#[test]
+fn a_model_far_below_the_cap_is_in_several_buckets_too() {
+    let config = DdpConfig::new().with_first_bucket_mb(0.001);
+    let plain = || Mlp::new(&[64; 9], DType::F32);
+    for stage in [None, Some(Stage::One), Some(Stage::Two), Some(Stage::Three)] {
+        let buckets = agree(1, |communicator| {
+            Ok(match stage {
+                None => config.init(plain(), communicator)?.plan().len(),
+                Some(stage) => {
+                    let zero = ZeroConfig::new(stage).with_ddp(config);
+                    let model = zero.init(plain(), AdamConfig::new().init(), communicator)?;
+                    model.plan().len()
+                }
+            })
+        });
+        // The first bias by itself, and the rest in buckets of at most a quarter: of 133 kB.
+        assert_eq!(buckets, 5, "{stage:?}");
     }
 }
