@@ -232,7 +232,8 @@ impl BucketPlan {
         self.used().start..self.elements(self.len() - 1)
     }
 
-    /// Where the last bucket counts those with a gradient or a loss that is no number.
+    /// Where the last bucket counts those with a gradient or a loss that is no number, or so large that
+    /// a sum may be none.
     pub fn non_finite(&self) -> usize {
         self.elements(self.len() - 1) - 1
     }

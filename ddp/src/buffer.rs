@@ -23,6 +23,17 @@ pub enum Buffer {
     F64(Vec<f64>),
 }
 
+/// How large values are, the largest of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Size {
+    /// A sum over all ranks and shards cannot overflow.
+    Modest,
+    /// It may.
+    Huge,
+    /// A gradient was infinite or NaN.
+    NoNumber,
+}
+
 impl Gradient<'_> {
     pub(crate) fn describe(self) -> String {
         match self {
@@ -116,6 +127,14 @@ impl Buffer {
         }
     }
 
+    /// Whether the values of `range` are all numbers.
+    pub(crate) fn is_finite(&self, range: Range<usize>) -> bool {
+        match self {
+            Self::F32(values) => real::are_numbers(&values[range]),
+            Self::F64(values) => real::are_numbers(&values[range]),
+        }
+    }
+
     pub(crate) fn at(&self, index: usize) -> f64 {
         match self {
             Self::F32(values) => values[index].into(),
@@ -140,14 +159,14 @@ impl Buffer {
     }
 
     /// Puts `gradient`, a mean over `samples`, to `range` as a sum over them, or adds it to what
-    /// is there. Whether all of it is numbers; None if it is not of that type and length.
+    /// is there. None if it is not of that type and length.
     pub(crate) fn take_in(
         &mut self,
         range: Range<usize>,
         gradient: Gradient<'_>,
         samples: usize,
         onto: bool,
-    ) -> Option<bool> {
+    ) -> Option<Size> {
         match (self, gradient) {
             (Self::F32(values), Gradient::F32(gradient)) if gradient.len() == range.len() => {
                 Some(weigh(&mut values[range], gradient, samples, onto))
@@ -206,28 +225,34 @@ impl Pool {
     }
 }
 
-fn weigh<T: Real>(values: &mut [T], gradient: &[T], samples: usize, onto: bool) -> bool {
+fn weigh<T: Real>(values: &mut [T], gradient: &[T], samples: usize, onto: bool) -> Size {
     if samples == 0 {
         // The gradient of a stand-in may be NaN, and NaN x 0 is NaN.
         if !onto {
             values.fill(T::from_f64(0.0));
         }
-        return true;
+        return Size::Modest;
     }
     let weight = T::from_f64(samples as f64);
     let pairs = values.iter_mut().zip(gradient);
     // An integer, since a float or a bool would keep the loop from being vectorised.
-    let mut strange = 0u32;
+    let mut huge = 0u32;
     if onto {
         for (value, &gradient) in pairs {
             *value = *value + gradient * weight;
-            strange |= u32::from(!gradient.is_number());
+            huge |= u32::from(!value.is_modest());
         }
     } else {
         for (value, &gradient) in pairs {
             *value = gradient * weight;
-            strange |= u32::from(!gradient.is_number());
+            huge |= u32::from(!value.is_modest());
         }
     }
-    strange == 0
+    if huge == 0 {
+        Size::Modest
+    } else if gradient.iter().all(|gradient| gradient.is_number()) {
+        Size::Huge
+    } else {
+        Size::NoNumber
+    }
 }

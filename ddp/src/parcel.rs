@@ -9,7 +9,7 @@ use crate::buffer::{Buffer, Pool};
 use crate::exchange;
 use crate::hook::{BucketSums, CommHook, Values};
 use crate::norm;
-use crate::real::Real;
+use crate::real::{self, Real};
 use crate::reducer::{Keep, Totals};
 use crate::shards::Shards;
 
@@ -29,6 +29,8 @@ pub(crate) struct Parcel {
     pub(crate) counts_at: Option<Range<usize>>,
     /// Whether sums are to become means.
     pub(crate) divides: bool,
+    /// Whether these may be no numbers though what this rank has added is modest.
+    pub(crate) checks: bool,
     /// The slots whose squares are wanted.
     pub(crate) squares_of: Vec<Range<usize>>,
     pub(crate) shards: Option<Shards>,
@@ -42,7 +44,7 @@ pub(crate) struct Parcel {
 pub(crate) struct Arrived {
     /// Means, and the tail as it was summed; or this rank's part of the means.
     pub(crate) values: Buffer,
-    /// Whether they are numbers.
+    /// Whether they are numbers, if that was to be checked.
     pub(crate) finite: bool,
     /// Sums of squares of the slots asked for; of a part, its digests.
     pub(crate) squares: Vec<f64>,
@@ -63,6 +65,7 @@ impl Parcel {
         let mut others = std::mem::take(&mut self.parts);
         let mut values = others.remove(0);
         let algorithm;
+        let mut divided = !self.divides;
         if let Some(shards) = self.shards.filter(|shards| !shards.is_closed()) {
             algorithm = "blocks".to_owned();
             match &mut values {
@@ -83,9 +86,11 @@ impl Parcel {
             let at = self.totals_at.clone();
             let mut sums = BucketSums::new(view, self.gradients, at, &self.totals);
             match self.keep {
+                Keep::Whole if divided => sums.all_reduce(communicator)?,
                 Keep::Whole => self.hook.reduce(&mut sums, communicator)?,
                 Keep::Part => sums.reduce_scatter(communicator)?,
             }
+            divided |= sums.divided;
             let route = communicator.last_route().filter(|_| self.hook.agrees());
             algorithm = route.map_or_else(|| "none".to_owned(), |route| route.to_string());
         }
@@ -95,8 +100,8 @@ impl Parcel {
             Keep::Part => communicator.part(self.gradients),
         };
         let (finite, squares) = match &mut values {
-            Buffer::F32(values) => finish(values, own.clone(), &self),
-            Buffer::F64(values) => finish(values, own.clone(), &self),
+            Buffer::F32(values) => finish(values, own.clone(), divided, &self),
+            Buffer::F64(values) => finish(values, own.clone(), divided, &self),
         };
         let counts_at = self.counts_at.clone().unwrap_or_default();
         let counts = counts_at.map(|at| values.at(at)).collect();
@@ -136,25 +141,25 @@ impl Parcel {
     }
 }
 
-/// Divides a bucket's sums, as far as they are this rank's `own`, by the sample total.
+/// Divides a bucket's sums, as far as they are this rank's `own` and not `divided`, by the sample
+/// total; looks whether all is numbers, and squares what is to be squared.
 ///
 /// The first bucket brings the total; the stream is first in, first out, so the others find it.
-fn finish<T: Real>(values: &mut [T], own: Range<usize>, parcel: &Parcel) -> (bool, Vec<f64>) {
+fn finish<T: Real>(
+    values: &mut [T],
+    own: Range<usize>,
+    divided: bool,
+    parcel: &Parcel,
+) -> (bool, Vec<f64>) {
     if let Some(at) = parcel.totals_at.clone() {
         parcel.totals.get_or_init(|| Totals::read(&values[at]));
     }
     let samples = parcel.totals.get().map_or(0, |totals| totals.samples);
-    let mut strange = 0u32;
-    if samples > 0 {
-        let samples = match parcel.divides {
-            true => T::from_f64(samples as f64),
-            false => T::from_f64(1.0),
-        };
-        for value in &mut values[own.clone()] {
-            *value /= samples;
-            strange |= u32::from(!value.is_number());
-        }
+    let means = &mut values[own.clone()];
+    if samples > 0 && !divided {
+        real::divide(means, T::from_f64(samples as f64));
     }
+    let finite = !parcel.checks || real::are_numbers(means);
     let slots = parcel.squares_of.iter().cloned();
     let squares = match parcel.keep {
         Keep::Whole => slots.map(|slot| norm::squares(&values[slot])).collect(),
@@ -168,7 +173,7 @@ fn finish<T: Real>(values: &mut [T], own: Range<usize>, parcel: &Parcel) -> (boo
             digests
         }
     };
-    (strange == 0, squares)
+    (finite, squares)
 }
 
 /// What two ranges share; where they share nothing, an empty range at an end of the first.

@@ -8,6 +8,8 @@ pub(crate) trait Real:
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
     fn is_number(self) -> bool;
+    /// Whether a sum of 4096 values like it must be a number.
+    fn is_modest(self) -> bool;
 }
 
 impl Real for f32 {
@@ -21,6 +23,10 @@ impl Real for f32 {
 
     fn is_number(self) -> bool {
         self.is_finite()
+    }
+
+    fn is_modest(self) -> bool {
+        self.abs() < Self::MAX / 8192.0
     }
 }
 
@@ -36,6 +42,22 @@ impl Real for f64 {
     fn is_number(self) -> bool {
         self.is_finite()
     }
+
+    fn is_modest(self) -> bool {
+        self.abs() < Self::MAX / 8192.0
+    }
+}
+
+/// Whether all `values` are numbers.
+pub(crate) fn are_numbers<T: Real>(values: &[T]) -> bool {
+    let strange = |value: &T| u32::from(!value.is_number());
+    // Without an early end, so that the loop is vectorised.
+    values.iter().map(strange).fold(0, |all, one| all | one) == 0
+}
+
+/// Divides `values` by `divisor`.
+pub(crate) fn divide<T: Real>(values: &mut [T], divisor: T) {
+    values.iter_mut().for_each(|value| *value /= divisor);
 }
 
 /// Adds `right` to `left`, element by element.

@@ -20,7 +20,7 @@ use std::time::Instant;
 use collectives::{CommStream, Partition, Place, Work};
 
 use crate::bucket::{BucketPlan, LIMB_BITS, LIMBS};
-use crate::buffer::{Buffer, Gradient, Pool};
+use crate::buffer::{Buffer, Gradient, Pool, Size};
 use crate::hook::{AllReduce, CommHook};
 use crate::norm;
 use crate::parcel::{Arrived, Parcel, common};
@@ -107,8 +107,8 @@ struct Pass {
     /// Whether the gradients of this one rank's one batch are the means already, so that weight and
     /// division, which round, are left out.
     alone: bool,
-    /// Whether every gradient and loss of this rank is a number.
-    finite: bool,
+    /// Of this rank's gradients; a loss that is no number counts as one of them.
+    size: Size,
     /// Bytes of partial sums that wait while the next shard is computed, at most.
     partial_bytes: usize,
     arrival: Vec<usize>,
@@ -178,7 +178,8 @@ pub struct Reduced {
     pub records: Vec<BucketRecord>,
 }
 
-/// What a rank adds to the last element of the last tail if something is no number. Beside it each
+/// What a rank adds to the last element of the last tail if something is no number, or so large that a
+/// sum may be none. Beside it each
 /// adds 1, which shows whether a hook has summed the tail: up to 4096 ranks or shards.
 const FLAG: f64 = 8192.0;
 
@@ -304,7 +305,9 @@ impl Reducer {
             _ => loss * samples as f64,
         };
         pass.weighted_loss += weighted_loss;
-        pass.finite &= samples == 0 || loss.is_finite();
+        if samples > 0 && !loss.is_finite() {
+            pass.size = Size::NoNumber;
+        }
         pass.began = Instant::now();
         pass.arrival.clear();
         pass.micro = MicroBatch {
@@ -362,7 +365,7 @@ impl Reducer {
             next: 0,
             used: vec![0; plan.slots()],
             alone: false,
-            finite: true,
+            size: Size::Modest,
             partial_bytes: 0,
             arrival: Vec::with_capacity(plan.slots()),
             totals: Arc::default(),
@@ -431,14 +434,14 @@ impl Reducer {
             false => samples,
         };
         let values = values.get_or_insert_with(|| take(&self.pool, &self.plan, self.keep, bucket));
-        let Some(finite) = values.take_in(range, gradient, weight, onto) else {
+        let Some(size) = values.take_in(range, gradient, weight, onto) else {
             return Err(Error::GradientMismatch {
                 parameter: parameter(),
                 expected: format!("{len} x {}", self.plan.dtype(bucket).name()),
                 got: gradient.describe(),
             });
         };
-        pass.finite &= finite;
+        pass.size = pass.size.max(size);
         pass.used[slot] += usize::from(samples > 0);
         pass.arrival.push(slot);
         *missing -= 1;
@@ -531,7 +534,15 @@ impl Reducer {
         }
         let non_finite = match flags >= FLAG {
             false => Vec::new(),
-            true => self.name_non_finite(pass.finite)?,
+            true => {
+                // A sum may have overflowed.
+                let means = |(bucket, means): (usize, &Buffer)| match self.keep {
+                    Keep::Whole => means.is_finite(0..self.plan.gradients_in(bucket)),
+                    Keep::Part => true,
+                };
+                finite &= buckets.iter().enumerate().all(means);
+                self.name_non_finite(pass.size < Size::NoNumber)?
+            }
         };
         let used = counts.into_iter().map(|count| count as usize).collect();
         Ok(Reduced {
@@ -603,7 +614,7 @@ impl Reducer {
     fn name_non_finite(&self, finite: bool) -> Result<Vec<usize>> {
         let place = self.stream.place();
         if self.keep == Keep::Whole && !self.hook.agrees() {
-            return Ok(vec![place.rank]);
+            return Ok(if finite { vec![] } else { vec![place.rank] });
         }
         let work = self.stream.run(move |communicator| {
             let mut strange = vec![0u8; place.world];
@@ -701,6 +712,7 @@ impl Reducer {
                 totals: pass.totals.clone(),
                 counts_at: is_last.then(|| self.plan.counts()),
                 divides: !pass.alone,
+                checks: self.keep == Keep::Part || !self.hook.is_plain(),
                 squares_of: squares_in(&self.plan, index, self.wants_norm)
                     .iter()
                     .map(|&slot| self.plan.locate(slot).1)
@@ -763,7 +775,10 @@ impl Pass {
                 values.fill(at..at + 1, used as f64);
             }
             let at = plan.non_finite();
-            let flag = if self.finite { 0.0 } else { FLAG };
+            let flag = match self.size {
+                Size::Modest => 0.0,
+                Size::Huge | Size::NoNumber => FLAG,
+            };
             values.fill(at..at + 1, 1.0 + flag);
         }
     }

@@ -213,6 +213,19 @@ fn a_sum_that_overflows_is_left_out_and_blames_nobody() {
 }
 
 #[test]
+fn a_huge_gradient_whose_sum_is_a_number_is_no_reason_to_leave_a_step_out() {
+    let means = ranks(2, |communicator| {
+        let gradient = [1e38, 1.0][communicator.rank()];
+        let mut weight = DdpConfig::new().init(weight(&[0.0]), communicator)?;
+        let mean = weight.backward(slope(&weight, &[gradient]), 1)?;
+        let record = weight.last_step();
+        assert_eq!((record.skipped, &record.non_finite[..]), (false, &[][..]));
+        Ok(values(mean.get::<1>(weight.id).unwrap()))
+    });
+    assert_eq!(means, [[5e37]; 2]);
+}
+
+#[test]
 fn numbers_are_taken_as_they_are_if_asked_for() {
     let means = ranks(2, |communicator| {
         let gradient = [f32::INFINITY, 1.0][communicator.rank()];

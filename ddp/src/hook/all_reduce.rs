@@ -17,7 +17,7 @@ impl CommHook for AllReduce {
         bucket: &mut BucketSums<'_>,
         communicator: &mut Communicator,
     ) -> collectives::Result<()> {
-        bucket.all_reduce(communicator)
+        bucket.all_reduce_to_means(communicator)
     }
 
     fn is_plain(&self) -> bool {

@@ -16,7 +16,7 @@ pub use bf16::Bf16Compress;
 pub use fp16::Fp16Compress;
 pub use noop::Noop;
 
-use crate::real::Real;
+use crate::real::{self, Real};
 use crate::reducer::Totals;
 
 /// Takes each bucket through the ranks, on the communication thread.
@@ -89,6 +89,8 @@ pub struct BucketSums<'a> {
     gradients: usize,
     totals_at: Option<Range<usize>>,
     totals: &'a OnceLock<Totals>,
+    /// Whether the gradients are means already.
+    pub(crate) divided: bool,
 }
 
 /// Numbers of either type.
@@ -112,6 +114,7 @@ impl<'a> BucketSums<'a> {
             gradients,
             totals_at,
             totals,
+            divided: false,
         }
     }
 
@@ -130,6 +133,36 @@ impl<'a> BucketSums<'a> {
     /// That of the all-reduce.
     pub fn all_reduce(&mut self, communicator: &mut Communicator) -> collectives::Result<()> {
         self.sum_from(0, communicator)
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), and where the samples of all ranks are known makes means
+    /// of the sums on the way: each rank divides what it sums, before it is spread.
+    pub(crate) fn all_reduce_to_means(
+        &mut self,
+        communicator: &mut Communicator,
+    ) -> collectives::Result<()> {
+        let samples = self.totals.get().map_or(0, |totals| totals.samples);
+        if samples == 0 {
+            return self.all_reduce(communicator);
+        }
+        fn means<T: Real>(
+            values: &mut [T],
+            gradients: usize,
+            samples: u64,
+            communicator: &mut Communicator,
+        ) -> collectives::Result<()> {
+            let samples = T::from_f64(samples as f64);
+            communicator.all_reduce_then(values, ReduceOp::Sum, |start, sums| {
+                let gradients = gradients.saturating_sub(start).min(sums.len());
+                real::divide(&mut sums[..gradients], samples);
+            })
+        }
+        let gradients = self.gradients;
+        self.divided = true;
+        match &mut self.values {
+            Values::F32(values) => means(values, gradients, samples, communicator),
+            Values::F64(values) => means(values, gradients, samples, communicator),
+        }
     }
 
     /// Sums the tail alone, as wide as it is: counts must be exact. Nothing to do without a tail,
