@@ -550,7 +550,9 @@ impl<M: Module> Replica<M> {
     /// Replaces the module by one with the same leaves.
     fn change(&mut self, change: impl FnOnce(M) -> M) {
         if let Some(module) = self.module.take() {
+            let before = buffers::collect(&module, Which::Running);
             self.module = Some(change(module));
+            self.renew_running_state(before);
         }
     }
 
@@ -573,9 +575,10 @@ impl<M: Module> Replica<M> {
         let result = match result {
             Ok((module, values)) => {
                 self.module = Some(module);
-                if which == Which::Running {
-                    self.running_state = values;
-                }
+                self.running_state = match which {
+                    Which::Running => values,
+                    Which::Untrained => buffers::collect(self.module(), Which::Running),
+                };
                 Ok(())
             }
             Err(error) => {
@@ -693,6 +696,21 @@ impl<M: Module> Replica<M> {
             self.module = Some(change(module));
             self.changed = true;
             self.owned = false;
+        }
+    }
+
+    /// What a change has set stays, though a step be left out; what a forward pass has set does not.
+    fn renew_running_state(&mut self, before: Vec<TensorData>) {
+        let after = buffers::collect(self.module(), Which::Running);
+        if [before.len(), after.len()] != [self.running_state.len(); 2] {
+            self.running_state = after;
+            return;
+        }
+        let changes = before.iter().zip(after);
+        for (kept, (before, after)) in self.running_state.iter_mut().zip(changes) {
+            if *before != after {
+                *kept = after;
+            }
         }
     }
 

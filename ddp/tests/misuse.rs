@@ -1,7 +1,7 @@
 //! What goes wrong in a loop that is a little off: it must not pass for right.
 use std::sync::Arc;
 
-use burn::module::{Module, Param, ParamId};
+use burn::module::{Module, Param, ParamId, RunningState};
 use burn::nn::activation::{RRelu, RReluConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear};
 use burn::optim::{AdamConfig, SgdConfig};
@@ -209,6 +209,44 @@ fn a_step_left_out_leaves_the_running_state_as_it_was() {
     assert_eq!(states[0], states[1]);
     assert_eq!(states[0][0], states[0][1]);
     assert!(states[0][2].iter().all(|mean| mean.is_finite()));
+}
+
+#[test]
+fn a_running_state_that_is_set_or_sent_by_hand_outlives_a_step_left_out() {
+    let set = |mut model: Normed, mean: f32| {
+        model.norm.running_mean = RunningState::new(vector(&[mean; 3]));
+        model
+    };
+    let states = ranks(2, |communicator| {
+        let rank = communicator.rank();
+        let model = Normed {
+            first: Mlp::new(&[4, 3], DType::F32).layers.remove(0),
+            norm: BatchNormConfig::new(3).init(&device()),
+        };
+        let config = DdpConfig::new().with_broadcast_buffers(false);
+        let mut model = config.init(model, communicator)?;
+        let mut optimizer = SgdConfig::new().init();
+        let mut states = Vec::new();
+        for step in 0..3 {
+            if step == 0 {
+                model.update(|model| set(model, 7.0));
+            } else if step == 2 {
+                model.update(|model| set(model, rank as f32));
+                model.sync_buffers()?;
+            }
+            let input = from_vec::<2>(vec![f64::NAN; 16], [4, 4], DType::F32);
+            let output = model.norm.forward(model.first.forward(input));
+            let gradients = model.backward(output.mean(), 4)?;
+            if step == 1 {
+                model.update(|model| set(model, 8.0));
+            }
+            model.step(0.1, &mut optimizer, gradients)?;
+            assert!(model.last_step().skipped);
+            states.push(values(model.norm.running_mean.value()));
+        }
+        Ok(states)
+    });
+    assert_eq!(states, vec![[[7.0; 3], [8.0; 3], [0.0; 3]]; 2]);
 }
 
 #[derive(Module, Debug)]
