@@ -1,5 +1,4 @@
 //! ShardedDataParallel: each rank steps its part, and the parts are gathered.
-use std::mem;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,10 +7,11 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
-use collectives::{CommStream, Communicator, Place, Stats};
+use collectives::{Communicator, Place, Stats};
 use ddp::{BucketPlan, Buffer, Keep, Means, Order, Progress, Replica, Shards, StepRecord, Terms};
 
 use crate::checkpoint::{self, Own, Saved};
+use crate::flats::Flats;
 use crate::pieces::Pieces;
 use crate::shards::{self, Collect, Cut, Empty, Fill, Gradients};
 use crate::state::{self, State};
@@ -75,7 +75,7 @@ impl ZeroConfig {
             replica: self.ddp.replica(module, communicator, terms)?,
             optimizer,
             held: None,
-            values: Values::Whole(Vec::new()),
+            values: Values::Whole(None),
             state_per_element: Vec::new(),
         };
         let slots = made.replica.slots();
@@ -143,7 +143,7 @@ pub struct ShardedDataParallel<M: Module> {
 /// Where the trained parameters are.
 enum Values {
     /// In the module: views of these, once a step has been taken.
-    Whole(Vec<Tensor<1>>),
+    Whole(Option<Arc<Flats>>),
     /// In parts.
     Parts(Arc<Vault>),
 }
@@ -274,6 +274,7 @@ impl<M: Module> ShardedDataParallel<M> {
             })
             .collect();
         let (optimizer, values) = (&mut self.optimizer, &mut self.values);
+        let (failure, overlaps) = (self.replica.failure(), self.replica.overlaps());
         self.replica.step(|module, slots, stream| {
             let device = shards::device(&module, slots);
             let mut gradients = Gradients {
@@ -304,14 +305,15 @@ impl<M: Module> ShardedDataParallel<M> {
             let module = module.map(&mut own);
             match values {
                 Values::Whole(flats) => {
-                    let filled = gather(&own, mem::take(flats), stream)?;
-                    let filled = filled.into_iter();
-                    *flats = filled.map(|buffer| ddp::flat(buffer, &device)).collect();
-                    Ok(module.map(&mut Fill {
-                        slots,
-                        pieces: &pieces,
-                        flats,
-                    }))
+                    // Its parameters are all replaced; none waits for it any more.
+                    let old = flats.take().and_then(Arc::into_inner);
+                    let old = old.map(Flats::into_tensors).unwrap_or_default();
+                    let new = Flats::gather(&own, old, device.clone(), stream, failure);
+                    if !overlaps {
+                        new.wait_for_all()?;
+                    }
+                    let new = flats.insert(Arc::new(new));
+                    Ok(module.map(&mut Fill::new(slots, &pieces, new, &device)))
                 }
                 Values::Parts(vault) => {
                     vault.put(own.parts());
@@ -390,7 +392,7 @@ impl<M: Module> ShardedDataParallel<M> {
              wrap it again",
         )?;
         // The next step writes every parameter anew.
-        self.values = Values::Whole(Vec::new());
+        self.values = Values::Whole(None);
         self.replica.update(change);
         Ok(())
     }
@@ -469,7 +471,7 @@ impl<M: Module> ShardedDataParallel<M> {
                 *optimizer = saved.optimizer(optimizer, slots, &pieces, &ids)?;
                 match values {
                     Values::Whole(flats) => {
-                        flats.clear();
+                        *flats = None;
                         saved.fill(module.clone(), slots, true).map_err(text)
                     }
                     Values::Parts(vault) => {
@@ -517,11 +519,7 @@ impl<M: Module> ShardedDataParallel<M> {
             .sum();
         let parameters = match &self.values {
             // Before the first step they are leaves of their own, of the same size.
-            Values::Whole(flats) if flats.is_empty() => whole,
-            Values::Whole(flats) => {
-                let bytes = |flat: &Tensor<1>| flat.dims()[0] * flat.dtype().size();
-                flats.iter().map(bytes).sum()
-            }
+            Values::Whole(flats) => flats.as_ref().map_or(whole, |flats| flats.bytes()),
             Values::Parts(vault) => vault.bytes(),
         };
         let held = self.held.iter().flat_map(|means| &means.buckets);
@@ -595,34 +593,6 @@ impl<M: Module> ShardedDataParallel<M> {
     pub fn progress(&self) -> Progress {
         self.replica.progress()
     }
-}
-
-/// Gathers the pieces of all ranks: every bucket of parameters. `old` is what they were in before, to
-/// be filled anew.
-fn gather(own: &Collect<'_>, old: Vec<Tensor<1>>, stream: &CommStream) -> ddp::Result<Vec<Buffer>> {
-    let pieces = own.pieces;
-    let plan = pieces.plan();
-    // Nobody looks at the old values any more, unless the user keeps a clone of the module.
-    let mut old = old.into_iter();
-    let works: Vec<_> = (0..plan.len())
-        .map(|bucket| {
-            let fits = |buffer: &Buffer| {
-                buffer.dtype() == plan.dtype(bucket) && buffer.len() == plan.gradients_in(bucket)
-            };
-            let room = old.next().and_then(ddp::reclaim).filter(fits);
-            let mut room = room
-                .unwrap_or_else(|| Buffer::zeros(plan.dtype(bucket), plan.gradients_in(bucket)));
-            own.write(bucket, pieces.part(bucket).start, &mut room);
-            stream.run(move |communicator| {
-                match &mut room {
-                    Buffer::F32(values) => communicator.all_gather_in_place(values)?,
-                    Buffer::F64(values) => communicator.all_gather_in_place(values)?,
-                }
-                Ok(room)
-            })
-        })
-        .collect();
-    works.into_iter().map(|work| Ok(work.wait()?)).collect()
 }
 
 impl<M: Module> Deref for ShardedDataParallel<M> {
