@@ -139,9 +139,7 @@ impl Route {
 
     /// The pass is over, and so will the next one be.
     fn learn(&mut self) {
-        if !self.now.is_empty() {
-            self.known = mem::take(&mut self.now);
-        }
+        self.known = mem::take(&mut self.now);
         self.left = false;
     }
 
@@ -375,5 +373,162 @@ impl<B: Backend> RetroForward for Again<B> {
         let placeholder = states.get_state::<FloatTensor<B>>(&self.placeholder);
         let values = self.borrower.values::<B>(&placeholder);
         states.save(out, values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::tensor::try_read_sync;
+    use collectives::transport::Local;
+    use collectives::{CommStream, Communicator, CommunicatorConfig};
+
+    use super::*;
+    use crate::bucket::{Caps, SlotSpec};
+
+    /// Notes which buckets it has begun to bring. Each is full of its number.
+    #[derive(Debug)]
+    struct Log {
+        stream: CommStream,
+        begun: Mutex<Vec<usize>>,
+    }
+
+    impl Lender for Log {
+        fn lend(&self, bucket: usize) -> Result<Work<Buffer>> {
+            self.begun.lock().unwrap().push(bucket);
+            let values = vec![bucket as f32; 2];
+            Ok(self.stream.run(move |_| Ok(Buffer::F32(values))))
+        }
+    }
+
+    struct Trial {
+        loans: Loans,
+        log: Arc<Log>,
+    }
+
+    impl Trial {
+        /// Three slots, each a bucket.
+        fn new(ahead: bool) -> Self {
+            let slot = SlotSpec {
+                len: 2,
+                dtype: Float::F32,
+            };
+            let caps = Caps {
+                first_bytes: 0,
+                bucket_bytes: 0,
+            };
+            let plan = BucketPlan::new(&[slot; 3], &[0, 1, 2], caps);
+            let link = Local::mesh(1).remove(0);
+            let communicator = Communicator::new(link, &CommunicatorConfig::new()).unwrap();
+            let log = Arc::new(Log {
+                stream: CommStream::inline(communicator),
+                begun: Mutex::default(),
+            });
+            let loans = Loans::new(log.clone(), plan, ahead, Failure::default());
+            Self { loans, log }
+        }
+
+        /// Uses `slot`; which buckets begin to come with that.
+        fn uses(&self, slot: usize) -> Vec<usize> {
+            let device = Default::default();
+            let values = self.loans.borrow::<Flex>(slot, Shape::new([2]), &device);
+            let data = try_read_sync(Flex::float_into_data(values));
+            let data = data.unwrap().unwrap();
+            assert_eq!(data.to_vec::<f32>().unwrap(), [slot as f32; 2]);
+            self.begun()
+        }
+
+        fn settle(&self, next: Pass) -> Vec<usize> {
+            self.loans.settle(next);
+            self.begun()
+        }
+
+        fn begun(&self) -> Vec<usize> {
+            mem::take(&mut *self.log.begun.lock().unwrap())
+        }
+
+        /// A training pass; which buckets begin to come in it.
+        fn trains(&self, forward: &[usize], backward: &[usize]) -> Vec<usize> {
+            let mut begun = self.settle(Pass::Forward);
+            begun.extend(forward.iter().flat_map(|&slot| self.uses(slot)));
+            begun.extend(self.settle(Pass::Backward));
+            begun.extend(backward.iter().flat_map(|&slot| self.uses(slot)));
+            begun.extend(self.settle(Pass::Forward));
+            begun
+        }
+    }
+
+    #[test]
+    fn the_next_bucket_begins_to_come_when_one_is_used() {
+        let trial = Trial::new(true);
+        trial.trains(&[0, 1, 2], &[2, 1]);
+        assert_eq!(
+            [0, 1, 2].map(|slot| trial.uses(slot)),
+            [vec![0, 1], vec![2], vec![]]
+        );
+        assert_eq!(trial.settle(Pass::Backward), [2]);
+        assert_eq!([2, 1].map(|slot| trial.uses(slot)), [vec![1], vec![]]);
+        // Of 8 bytes each.
+        assert_eq!(trial.loans.most(), 16);
+    }
+
+    #[test]
+    fn without_that_each_comes_when_it_is_used() {
+        let trial = Trial::new(false);
+        for _ in 0..2 {
+            assert_eq!([0, 1, 2].map(|slot| trial.uses(slot)), [[0], [1], [2]]);
+            assert_eq!(trial.settle(Pass::Backward), [0; 0]);
+            assert_eq!([2, 1].map(|slot| trial.uses(slot)), [[2], [1]]);
+            assert_eq!(trial.settle(Pass::Forward), [0; 0]);
+        }
+        assert_eq!(trial.loans.most(), 8);
+    }
+
+    #[test]
+    fn as_many_buckets_come_as_are_used_if_passes_are_alike() {
+        let trial = Trial::new(true);
+        for _ in 0..3 {
+            let begun = trial.trains(&[0, 1, 0, 2], &[2, 0, 1]);
+            assert_eq!(begun, [0, 1, 0, 2, 2, 0, 1]);
+            // Validation, twice.
+            let validated = [0, 1, 0, 2, 0, 1, 0, 2].map(|slot| trial.uses(slot));
+            assert_eq!(validated.concat(), [0, 1, 0, 2, 0, 1, 0, 2]);
+        }
+    }
+
+    #[test]
+    fn a_bucket_that_came_in_vain_is_dropped_and_the_new_way_is_learnt() {
+        let trial = Trial::new(true);
+        trial.trains(&[0, 1, 2], &[2, 1]);
+        assert_eq!(trial.trains(&[0, 2], &[2]), [0, 1, 2, 2, 1]);
+        assert_eq!(trial.trains(&[0, 2], &[2]), [0, 2, 2]);
+        assert_eq!(trial.trains(&[1], &[]), [1, 2]);
+        assert_eq!(trial.trains(&[1], &[]), [1]);
+    }
+
+    #[test]
+    fn who_never_trains_remembers_no_way() {
+        let trial = Trial::new(true);
+        for _ in 0..100 {
+            assert_eq!([0, 1, 2].map(|slot| trial.uses(slot)), [[0], [1], [2]]);
+        }
+        assert!(trial.loans.lock().forward.now.len() <= 3 * MOST_LOANS);
+    }
+
+    #[test]
+    fn after_a_failure_nothing_more_comes() {
+        let trial = Trial::new(true);
+        trial.trains(&[0, 1, 2], &[2, 1]);
+        trial
+            .loans
+            .failure
+            .tell(Error::State("by order of the test"));
+        let device = Default::default();
+        let zeros = trial.loans.borrow::<Flex>(1, Shape::new([2]), &device);
+        let data = try_read_sync(Flex::float_into_data(zeros))
+            .unwrap()
+            .unwrap();
+        assert_eq!(data.to_vec::<f32>().unwrap(), [0.0; 2]);
+        assert_eq!(trial.settle(Pass::Backward), [0; 0]);
     }
 }

@@ -549,6 +549,12 @@ impl<M: Module> ShardedDataParallel<M> {
         Ok(work.wait()?)
     }
 
+    /// Bytes of gathered buckets of parameters, in use and on their way: the most at a time so far. At
+    /// stages 1 and 2, where parameters are whole, 0.
+    pub fn most_gathered(&self) -> usize {
+        self.replica.most_lent()
+    }
+
     /// This rank's optimizer: its state is that of this rank's pieces alone.
     pub fn optimizer(&self) -> &ModuleOptimizer {
         &self.optimizer
