@@ -379,6 +379,7 @@ impl<B: Backend> RetroForward for Again<B> {
 #[cfg(test)]
 mod tests {
     use burn::backend::Flex;
+    use burn::backend::ops::FloatTensorOps;
     use burn::tensor::try_read_sync;
     use collectives::transport::Local;
     use collectives::{CommStream, Communicator, CommunicatorConfig};
@@ -504,6 +505,15 @@ mod tests {
         assert_eq!(trial.trains(&[0, 2], &[2]), [0, 2, 2]);
         assert_eq!(trial.trains(&[1], &[]), [1, 2]);
         assert_eq!(trial.trains(&[1], &[]), [1]);
+    }
+
+    #[test]
+    fn what_came_ahead_is_not_used_when_values_have_changed_meanwhile() {
+        let trial = Trial::new(true);
+        trial.trains(&[0, 1, 2], &[2, 1]);
+        assert_eq!(trial.uses(0), [0, 1]);
+        trial.settle(Pass::Forward);
+        assert_eq!(trial.uses(1), [1]);
     }
 
     #[test]
