@@ -450,8 +450,8 @@ mod tests {
 
         /// A training pass; which buckets begin to come in it.
         fn trains(&self, forward: &[usize], backward: &[usize]) -> Vec<usize> {
-            let mut begun = self.settle(Pass::Forward);
-            begun.extend(forward.iter().flat_map(|&slot| self.uses(slot)));
+            let used = forward.iter().flat_map(|&slot| self.uses(slot));
+            let mut begun: Vec<usize> = used.collect();
             begun.extend(self.settle(Pass::Backward));
             begun.extend(backward.iter().flat_map(|&slot| self.uses(slot)));
             begun.extend(self.settle(Pass::Forward));
@@ -491,9 +491,11 @@ mod tests {
         for _ in 0..3 {
             let begun = trial.trains(&[0, 1, 0, 2], &[2, 0, 1]);
             assert_eq!(begun, [0, 1, 0, 2, 2, 0, 1]);
-            // Validation, twice.
-            let validated = [0, 1, 0, 2, 0, 1, 0, 2].map(|slot| trial.uses(slot));
-            assert_eq!(validated.concat(), [0, 1, 0, 2, 0, 1, 0, 2]);
+            // Validation, twice, and nobody says that it begins or ends.
+            for _ in 0..2 {
+                let begun = [0, 1, 0, 2].map(|slot| trial.uses(slot));
+                assert_eq!(begun, [vec![0, 1], vec![0], vec![2], vec![]]);
+            }
         }
     }
 

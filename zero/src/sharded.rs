@@ -122,7 +122,8 @@ impl ZeroConfig {
 ///
 /// The module holds placeholders of the parameters' shapes. `val()` gathers a parameter's bucket; it
 /// is let go when the last parameter of it has been used, and gathered again in the backward pass,
-/// where that needs it. What a layer derives from a weight (a transpose, say) and the graph keeps,
+/// where that needs it. From the second pass on the bucket that was used next in the last one is
+/// gathered at the same time, unless [`overlap`](ddp::DdpConfig::overlap) is off. What a layer derives from a weight (a transpose, say) and the graph keeps,
 /// keeps the weight; `gradient_checkpointing()` on the device helps.
 ///
 /// Every use is a collective call, so all ranks use their modules alike: as many forward passes, by
@@ -241,10 +242,17 @@ impl<M: Module> ShardedDataParallel<M> {
     /// Lets the optimizer update this rank's pieces with the gradients of the last
     /// [`backward`](Self::backward), and gathers the parts of all ranks. A collective call.
     ///
+    /// At stages 1 and 2 the gathers go on when it has returned, in the order in which the forward pass
+    /// uses the parameters, and each is waited for when one of its parameters is first looked at, by
+    /// whatever way; with [`overlap`](ddp::DdpConfig::overlap) or
+    /// [`comm_thread`](ddp::DdpConfig::comm_thread) off, and for parameters that Burn maps when they are
+    /// saved or loaded, here.
+    ///
     /// # Errors
     ///
     /// [`ddp::Error::State`] if there are no gradients; [`ddp::Error::ReplicasDiffer`]; the error of
-    /// a collective, with which the module is lost.
+    /// a collective, with which the module is lost. That of a gather which fails later is told by the
+    /// next call; the parameters are zeros until then.
     ///
     /// # Cost
     ///
@@ -381,7 +389,8 @@ impl<M: Module> ShardedDataParallel<M> {
     ///
     /// # Errors
     ///
-    /// [`ddp::Error::State`] at stage 3, where the module has no values that could be changed.
+    /// [`ddp::Error::State`] at stage 3, where the module has no values that could be changed; that of
+    /// a gather that is known to have failed.
     ///
     /// # Panics
     ///
@@ -391,6 +400,7 @@ impl<M: Module> ShardedDataParallel<M> {
             "the parameters are in parts at stage 3: take the module out with `into_module`, and \
              wrap it again",
         )?;
+        self.replica.check_loans()?;
         // The next step writes every parameter anew.
         self.values = Values::Whole(None);
         self.replica.update(change);

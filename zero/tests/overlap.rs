@@ -273,23 +273,36 @@ fn stepped_report(model: &ShardedDataParallel<Mlp>) -> zero::Result<usize> {
     Ok(model.memory_report()?.measured.parameters)
 }
 
+/// What rank 0 makes of its model when rank 1 has gone without its step.
+fn left_alone<R: Send>(
+    stage: Stage,
+    then: impl Fn(ShardedDataParallel<Mlp>) -> R + Sync,
+) -> Option<R> {
+    let ended = Gate::default();
+    let mut results = launch::spawn(2, &CommunicatorConfig::new(), |communicator| {
+        let rank = communicator.rank();
+        let config = ZeroConfig::new(stage).with_ddp(caps(0, 0));
+        let model = Mlp::new(&[4, 8, 2], DType::F32);
+        let mut model = config.init(model, SgdConfig::new().init(), communicator)?;
+        model.backward(model.loss(&[0, 1]), 2)?;
+        if rank == 1 {
+            ended.wait(1, PATIENT);
+            return Ok(None);
+        }
+        // Nothing has failed yet.
+        model.step(0.1)?;
+        ended.arrive();
+        Ok::<_, Error>(Some(then(model)))
+    })
+    .unwrap();
+    assert!(ended.opened());
+    results.swap_remove(0)
+}
+
 #[test]
 fn a_gather_that_fails_after_its_step_is_told_by_every_later_call() {
     for stage in WHOLE {
-        let ended = Gate::default();
-        let errors = launch::spawn(2, &CommunicatorConfig::new(), |communicator| {
-            let rank = communicator.rank();
-            let config = ZeroConfig::new(stage).with_ddp(caps(0, 0));
-            let model = Mlp::new(&[4, 8, 2], DType::F32);
-            let mut model = config.init(model, SgdConfig::new().init(), communicator)?;
-            model.backward(model.loss(&[0, 1]), 2)?;
-            if rank == 1 {
-                ended.wait(1, PATIENT);
-                return Ok(None);
-            }
-            // Nothing has failed yet.
-            model.step(0.1)?;
-            ended.arrive();
+        let error = left_alone(stage, |mut model| {
             // A forward pass cannot say so, and comes to its end.
             let loss = model.loss(&[0, 1]);
             let error = model.backward(loss, 2).unwrap_err();
@@ -298,13 +311,24 @@ fn a_gather_that_fails_after_its_step_is_told_by_every_later_call() {
             assert_eq!(model.save("never written"), Err(error.clone()));
             assert_eq!(model.stats().unwrap_err(), error);
             assert_eq!(model.into_module().err(), Some(error.clone()));
-            Ok::<_, Error>(Some(error))
-        })
-        .unwrap();
-        assert!(ended.opened());
-        let error = errors[0].clone().unwrap();
+            error
+        });
+        let error = error.unwrap();
         assert_eq!(error.ranks(), [1], "{error}");
         assert!(error.to_string().contains("all_gather"), "{error}");
+    }
+}
+
+#[test]
+fn a_module_whose_parameters_did_not_arrive_is_not_given_away() {
+    for stage in WHOLE {
+        let error = left_alone(stage, |model| model.into_module().unwrap_err());
+        assert_eq!(error.unwrap().ranks(), [1], "{stage:?}");
+        let error = left_alone(stage, |mut model| {
+            drop(seen(model.module()));
+            model.update(|module| module).unwrap_err()
+        });
+        assert_eq!(error.unwrap().ranks(), [1], "{stage:?}");
     }
 }
 
