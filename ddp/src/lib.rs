@@ -66,7 +66,7 @@ pub use config::DdpConfig;
 pub use data_parallel::DistributedDataParallel;
 pub use error::{Error, Result};
 pub use hook::{AllReduce, Bf16Compress, BucketSums, CommHook, Fp16Compress, Hook, Noop, Values};
-pub use loan::Lender;
+pub use loan::{Failure, Lender};
 pub use record::{BucketRecord, StepRecord};
 pub use reducer::{Keep, Progress, Reduced, Reducer};
 pub use replica::{Means, Order, Replica, Terms};

@@ -15,7 +15,7 @@ use collectives::{CommStream, Communicator, Place, Stats};
 
 use crate::bucket::{BucketPlan, Caps};
 use crate::buffers::{self, Which};
-use crate::loan::Lender;
+use crate::loan::{Failure, Lender, Pass};
 use crate::reducer::{Keep, Progress, Reduced, Reducer};
 use crate::shards::{Shards, Sum};
 use crate::slots::{self, Slots};
@@ -275,11 +275,14 @@ impl<M: Module> Replica<M> {
     }
 
     /// The reducer, with which every collective call begins. If it does not come back, because of
-    /// a panic, the replica has failed.
+    /// a panic, the replica has failed; so it has if a value could not be had that came late.
     fn take_reducer(&mut self) -> Result<Box<Reducer>> {
         let failed = || State::Failed(Error::State("a collective call did not come to its end"));
         match mem::replace(&mut self.state, failed()) {
-            State::Ready(reducer) => Ok(reducer),
+            State::Ready(reducer) => match self.line.failure().told() {
+                None => Ok(reducer),
+                Some(error) => self.settle(reducer, Err(error)),
+            },
             State::Failed(error) => {
                 self.state = State::Failed(error.clone());
                 Err(error)
@@ -313,6 +316,7 @@ impl<M: Module> Replica<M> {
     ) -> (Box<Reducer>, Result<Times>) {
         loop {
             let found = next(self.module());
+            self.own();
             if let Err(error) = self.lay_out_by_use(&mut reducer) {
                 return (reducer, Err(error));
             }
@@ -330,16 +334,16 @@ impl<M: Module> Replica<M> {
                 return (reducer, Err(error));
             }
             let span = tracing::info_span!(target: "lockstep", "backward", rank = self.place.rank);
-            if let Some(error) = self.line.failure() {
+            if let Some(error) = self.line.failure().told() {
                 return (reducer, Err(error));
             }
-            self.line.settle();
+            self.line.settle(Pass::Backward);
             self.line.plug(reducer);
             let leaves = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| loss.backward())));
             let backward = began.elapsed();
             let (back, tap_error) = self.line.unplug();
             reducer = back;
-            let tap_error = tap_error.or_else(|| self.line.failure());
+            let tap_error = tap_error.or_else(|| self.line.failure().told());
             let leaves = match (leaves, tap_error) {
                 (_, Some(error)) => Err(error),
                 (Err(panic), None) => Err(Error::Backward(message(panic.as_ref()))),
@@ -418,7 +422,7 @@ impl<M: Module> Replica<M> {
         })
     }
 
-    /// Finds slots and leaves in a module that [`update`](Self::update) has changed.
+    /// Finds the slots in a module that [`update`](Self::update) has changed.
     fn find_slots(&mut self) -> Result<()> {
         if let (Some(module), true) = (&self.module, mem::take(&mut self.changed)) {
             self.slots.find_again(module)?;
@@ -426,10 +430,14 @@ impl<M: Module> Replica<M> {
                 exact::refuse_inexact(module)?;
             }
         }
-        if !mem::replace(&mut self.owned, true) {
-            slots::own(self.module(), &self.slots, &self.taps);
-        }
         Ok(())
+    }
+
+    /// Shows the taps the leaves that are there.
+    fn own(&mut self) {
+        if !self.owned {
+            self.owned = slots::own(self.module(), &self.slots, &self.taps);
+        }
     }
 
     /// Reduces, late, the gradients of parameters that were read around `val()`.
@@ -480,8 +488,9 @@ impl<M: Module> Replica<M> {
     }
 
     /// Replaces the module by what `change` makes of it, as an optimizer does: other values, the
-    /// same parameters. `change` may use the stream, alike on all ranks. A collective call where
-    /// there are buffers to send or replicas to compare; see
+    /// same parameters. `change` may use the stream, alike on all ranks, and leave parameters that are
+    /// [uninitialized](burn::module::Param::uninitialized) until their values have come, of which those
+    /// with one id share one. A collective call where there are buffers to send or replicas to compare; see
     /// [`broadcast_buffers`](DdpConfig::broadcast_buffers) and
     /// [`check_replicas_every`](DdpConfig::check_replicas_every).
     ///
@@ -490,8 +499,7 @@ impl<M: Module> Replica<M> {
     /// That of `change`, with which the module is lost; [`Error::ReplicasDiffer`]; the error of a
     /// collective.
     pub fn step(&mut self, change: impl FnOnce(M, &Slots, &CommStream) -> Result<M>) -> Result<()> {
-        self.rewrite(change)?;
-        self.steps += 1;
+        // Before `change`, which may leave values on their way: none need wait for them here.
         if self.config.broadcast_buffers && !self.running_state.is_empty() {
             if self.record.skipped {
                 // The forward pass has taken in what was left out.
@@ -501,6 +509,8 @@ impl<M: Module> Replica<M> {
                 self.broadcast(Which::Running)?;
             }
         }
+        self.rewrite(change)?;
+        self.steps += 1;
         let every = self.config.check_replicas_every;
         if every > 0 && self.steps.is_multiple_of(every) {
             self.check_replicas()?;
@@ -508,7 +518,7 @@ impl<M: Module> Replica<M> {
         Ok(())
     }
 
-    /// As [`step`](Self::step), of which it is the first part: for values that come from elsewhere.
+    /// As [`step`](Self::step), of which it is the middle: for values that come from elsewhere.
     /// Nothing is sent, compared or counted as a step, and no step that is left out later goes back
     /// behind it.
     ///
@@ -784,23 +794,34 @@ impl<M: Module> Replica<M> {
                 "values are lent by buckets that do not change",
             ));
         }
-        self.line.lend_from(lender, self.plan.clone());
+        let ahead = self.overlaps();
+        self.line.lend_from(lender, self.plan.clone(), ahead);
         Ok(())
     }
 
-    /// The error of a value that could not be lent since the last pass. It is final.
+    /// Whether collectives go on while this thread does something else.
+    pub fn overlaps(&self) -> bool {
+        self.config.overlap && self.config.comm_thread
+    }
+
+    /// The most bytes of values that were lent, or on their way to be, at a time.
+    pub fn most_lent(&self) -> usize {
+        self.line.most_lent()
+    }
+
+    /// Where the error goes of a value that comes late; every later call returns it.
+    pub fn failure(&self) -> Failure {
+        self.line.failure().clone()
+    }
+
+    /// Whether all values could be had that were lent or came late. If not, that is final.
     ///
     /// # Errors
     ///
-    /// That error, or the one with which the replica failed.
+    /// The error of the first, or the one with which the replica failed.
     pub fn check_loans(&mut self) -> Result<()> {
-        match self.line.failure() {
-            None => self.check(),
-            Some(error) => {
-                let reducer = self.take_reducer()?;
-                self.settle(reducer, Err(error))
-            }
-        }
+        let reducer = self.take_reducer()?;
+        self.settle(reducer, Ok(()))
     }
 
     /// Takes back memory that means lay in.
@@ -829,9 +850,10 @@ impl<M: Module> Replica<M> {
     }
 
     fn reducer(&self) -> Result<&Reducer> {
-        match &self.state {
-            State::Ready(reducer) => Ok(reducer),
-            State::Failed(error) => Err(error.clone()),
+        match (&self.state, self.line.failure().told()) {
+            (State::Failed(error), _) => Err(error.clone()),
+            (State::Ready(_), Some(error)) => Err(error),
+            (State::Ready(reducer), None) => Ok(reducer),
         }
     }
 
@@ -839,7 +861,7 @@ impl<M: Module> Replica<M> {
     fn forget(&self) {
         self.taps.iter().for_each(Tap::forget);
         self.line.descend();
-        self.line.settle();
+        self.line.settle(Pass::Forward);
     }
 }
 

@@ -228,24 +228,36 @@ pub(crate) fn tap<M: Module>(module: M, slots: &Slots, taps: &[Tap]) -> M {
 }
 
 /// Lets each of `taps` deliver the gradient of the leaf that `module` now has, and of no other.
-pub(crate) fn own<M: Module>(module: &M, slots: &Slots, taps: &[Tap]) {
-    module.visit(&mut Own { slots, taps });
+/// Whether all have one: a parameter whose values come late has none before its first use.
+pub(crate) fn own<M: Module>(module: &M, slots: &Slots, taps: &[Tap]) -> bool {
+    let mut own = Own {
+        slots,
+        taps,
+        all: true,
+    };
+    module.visit(&mut own);
+    own.all
 }
 
 struct Own<'a> {
     slots: &'a Slots,
     taps: &'a [Tap],
+    all: bool,
 }
 
 impl ModuleVisitor for Own<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(slot) = self.slots.find(param.id) {
-            self.taps[slot].own(param.base());
+            match param.is_initialized() {
+                true => self.taps[slot].own(param.base()),
+                false => self.all = false,
+            }
         }
     }
 }
 
-/// Gives parameters with the same id the value of the first of them.
+/// Gives parameters with the same id the value of the first of them, but for those whose values come
+/// late.
 pub(crate) fn tie<M: Module>(module: M) -> M {
     module.map(&mut Tie(HashMap::new()))
 }
@@ -453,7 +465,7 @@ struct Tie(HashMap<ParamId, Box<dyn Any>>);
 
 impl ModuleMapper for Tie {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_require_grad() {
+        if !param.is_initialized() || !param.is_require_grad() {
             return param;
         }
         match self
@@ -501,6 +513,7 @@ impl<F: FnMut(usize, crate::buffer::Gradient<'_>) -> Result<()>> ModuleVisitor f
         if let Some(slot) = self.slots.find(param.id)
             && !mem::replace(&mut self.seen[slot], true)
             && self.result.is_ok()
+            && param.is_initialized()
             && param.is_require_grad()
             && let Some(gradient) = param.base().grad(self.gradients)
         {

@@ -31,7 +31,7 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind};
 
 use crate::bucket::BucketPlan;
 use crate::buffer::Gradient;
-use crate::loan::{Borrower, Lender, Loans};
+use crate::loan::{Borrower, Failure, Lender, Loans, Pass};
 use crate::reducer::Reducer;
 use crate::{Error, Result};
 
@@ -275,6 +275,8 @@ pub(crate) struct Line {
     link: Mutex<Link>,
     /// The values, if the module holds placeholders.
     loans: OnceLock<Arc<Loans>>,
+    /// The error of a value that came late.
+    failure: Failure,
 }
 
 /// Rung k has depth k x stride. Built as far as needed, kept for ever: one element each.
@@ -309,25 +311,33 @@ impl Line {
             leaves: Mutex::new(vec![None; slots]),
             link: Mutex::new(Link::Open),
             loans: OnceLock::new(),
+            failure: Failure::default(),
         })
     }
 
-    /// Takes values from `lender` from now on, if none has been named before.
-    pub(crate) fn lend_from(&self, lender: Arc<dyn Lender>, plan: BucketPlan) {
+    /// Takes values from `lender` from now on, if none has been named before; with `ahead`, a bucket
+    /// ahead of their use.
+    pub(crate) fn lend_from(&self, lender: Arc<dyn Lender>, plan: BucketPlan, ahead: bool) {
+        let failure = self.failure.clone();
         self.loans
-            .get_or_init(|| Arc::new(Loans::new(lender, plan)));
+            .get_or_init(|| Arc::new(Loans::new(lender, plan, ahead, failure)));
     }
 
     /// Gives back what was borrowed, since a pass begins or ends, or values change.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn settle(&self, next: Pass) {
         if let Some(loans) = self.loans.get() {
-            loans.settle();
+            loans.settle(next);
         }
     }
 
-    /// The error of a loan that could not be had.
-    pub(crate) fn failure(&self) -> Option<Error> {
-        self.loans.get().and_then(|loans| loans.failure())
+    /// The most bytes that were lent at a time.
+    pub(crate) fn most_lent(&self) -> usize {
+        self.loans.get().map_or(0, |loans| loans.most())
+    }
+
+    /// Takes the error of a value that could not be had.
+    pub(crate) fn failure(&self) -> &Failure {
+        &self.failure
     }
 
     /// Hands the gradients to `reducer` until [`unplug`](Self::unplug).

@@ -35,6 +35,7 @@
 mod checkpoint;
 mod config;
 mod error;
+mod flats;
 mod memory;
 mod pieces;
 mod sharded;

@@ -1,5 +1,4 @@
 //! ShardedDataParallel: each rank steps its part, and the parts are gathered.
-use std::mem;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,10 +7,11 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
-use collectives::{CommStream, Communicator, Place, Stats};
+use collectives::{Communicator, Place, Stats};
 use ddp::{BucketPlan, Buffer, Keep, Means, Order, Progress, Replica, Shards, StepRecord, Terms};
 
 use crate::checkpoint::{self, Own, Saved};
+use crate::flats::Flats;
 use crate::pieces::Pieces;
 use crate::shards::{self, Collect, Cut, Empty, Fill, Gradients};
 use crate::state::{self, State};
@@ -75,7 +75,7 @@ impl ZeroConfig {
             replica: self.ddp.replica(module, communicator, terms)?,
             optimizer,
             held: None,
-            values: Values::Whole(Vec::new()),
+            values: Values::Whole(None),
             state_per_element: Vec::new(),
         };
         let slots = made.replica.slots();
@@ -122,7 +122,8 @@ impl ZeroConfig {
 ///
 /// The module holds placeholders of the parameters' shapes. `val()` gathers a parameter's bucket; it
 /// is let go when the last parameter of it has been used, and gathered again in the backward pass,
-/// where that needs it. What a layer derives from a weight (a transpose, say) and the graph keeps,
+/// where that needs it. From the second pass on the bucket that was used next in the last one is
+/// gathered at the same time, unless [`overlap`](ddp::DdpConfig::overlap) is off. What a layer derives from a weight (a transpose, say) and the graph keeps,
 /// keeps the weight; `gradient_checkpointing()` on the device helps.
 ///
 /// Every use is a collective call, so all ranks use their modules alike: as many forward passes, by
@@ -143,7 +144,7 @@ pub struct ShardedDataParallel<M: Module> {
 /// Where the trained parameters are.
 enum Values {
     /// In the module: views of these, once a step has been taken.
-    Whole(Vec<Tensor<1>>),
+    Whole(Option<Arc<Flats>>),
     /// In parts.
     Parts(Arc<Vault>),
 }
@@ -241,10 +242,17 @@ impl<M: Module> ShardedDataParallel<M> {
     /// Lets the optimizer update this rank's pieces with the gradients of the last
     /// [`backward`](Self::backward), and gathers the parts of all ranks. A collective call.
     ///
+    /// At stages 1 and 2 the gathers go on when it has returned, in the order in which the forward pass
+    /// uses the parameters, and each is waited for when one of its parameters is first looked at, by
+    /// whatever way; with [`overlap`](ddp::DdpConfig::overlap) or
+    /// [`comm_thread`](ddp::DdpConfig::comm_thread) off, and for parameters that Burn maps when they are
+    /// saved or loaded, here.
+    ///
     /// # Errors
     ///
     /// [`ddp::Error::State`] if there are no gradients; [`ddp::Error::ReplicasDiffer`]; the error of
-    /// a collective, with which the module is lost.
+    /// a collective, with which the module is lost. That of a gather which fails later is told by the
+    /// next call; the parameters are zeros until then.
     ///
     /// # Cost
     ///
@@ -274,6 +282,7 @@ impl<M: Module> ShardedDataParallel<M> {
             })
             .collect();
         let (optimizer, values) = (&mut self.optimizer, &mut self.values);
+        let (failure, overlaps) = (self.replica.failure(), self.replica.overlaps());
         self.replica.step(|module, slots, stream| {
             let device = shards::device(&module, slots);
             let mut gradients = Gradients {
@@ -304,14 +313,15 @@ impl<M: Module> ShardedDataParallel<M> {
             let module = module.map(&mut own);
             match values {
                 Values::Whole(flats) => {
-                    let filled = gather(&own, mem::take(flats), stream)?;
-                    let filled = filled.into_iter();
-                    *flats = filled.map(|buffer| ddp::flat(buffer, &device)).collect();
-                    Ok(module.map(&mut Fill {
-                        slots,
-                        pieces: &pieces,
-                        flats,
-                    }))
+                    // Its parameters are all replaced; none waits for it any more.
+                    let old = flats.take().and_then(Arc::into_inner);
+                    let old = old.map(Flats::into_tensors).unwrap_or_default();
+                    let new = Flats::gather(&own, old, device.clone(), stream, failure);
+                    if !overlaps {
+                        new.wait_for_all()?;
+                    }
+                    let new = flats.insert(Arc::new(new));
+                    Ok(module.map(&mut Fill::new(slots, &pieces, new, &device)))
                 }
                 Values::Parts(vault) => {
                     vault.put(own.parts());
@@ -379,7 +389,8 @@ impl<M: Module> ShardedDataParallel<M> {
     ///
     /// # Errors
     ///
-    /// [`ddp::Error::State`] at stage 3, where the module has no values that could be changed.
+    /// [`ddp::Error::State`] at stage 3, where the module has no values that could be changed; that of
+    /// a gather that is known to have failed.
     ///
     /// # Panics
     ///
@@ -389,8 +400,9 @@ impl<M: Module> ShardedDataParallel<M> {
             "the parameters are in parts at stage 3: take the module out with `into_module`, and \
              wrap it again",
         )?;
+        self.replica.check_loans()?;
         // The next step writes every parameter anew.
-        self.values = Values::Whole(Vec::new());
+        self.values = Values::Whole(None);
         self.replica.update(change);
         Ok(())
     }
@@ -469,7 +481,7 @@ impl<M: Module> ShardedDataParallel<M> {
                 *optimizer = saved.optimizer(optimizer, slots, &pieces, &ids)?;
                 match values {
                     Values::Whole(flats) => {
-                        flats.clear();
+                        *flats = None;
                         saved.fill(module.clone(), slots, true).map_err(text)
                     }
                     Values::Parts(vault) => {
@@ -517,11 +529,7 @@ impl<M: Module> ShardedDataParallel<M> {
             .sum();
         let parameters = match &self.values {
             // Before the first step they are leaves of their own, of the same size.
-            Values::Whole(flats) if flats.is_empty() => whole,
-            Values::Whole(flats) => {
-                let bytes = |flat: &Tensor<1>| flat.dims()[0] * flat.dtype().size();
-                flats.iter().map(bytes).sum()
-            }
+            Values::Whole(flats) => flats.as_ref().map_or(whole, |flats| flats.bytes()),
             Values::Parts(vault) => vault.bytes(),
         };
         let held = self.held.iter().flat_map(|means| &means.buckets);
@@ -549,6 +557,12 @@ impl<M: Module> ShardedDataParallel<M> {
         let stream = self.replica.stream()?;
         let work = stream.run(move |communicator| communicator.all_gather_object(&own));
         Ok(work.wait()?)
+    }
+
+    /// Bytes of gathered buckets of parameters, in use and on their way: the most at a time so far. At
+    /// stages 1 and 2, where parameters are whole, 0.
+    pub fn most_gathered(&self) -> usize {
+        self.replica.most_lent()
     }
 
     /// This rank's optimizer: its state is that of this rank's pieces alone.
@@ -595,34 +609,6 @@ impl<M: Module> ShardedDataParallel<M> {
     pub fn progress(&self) -> Progress {
         self.replica.progress()
     }
-}
-
-/// Gathers the pieces of all ranks: every bucket of parameters. `old` is what they were in before, to
-/// be filled anew.
-fn gather(own: &Collect<'_>, old: Vec<Tensor<1>>, stream: &CommStream) -> ddp::Result<Vec<Buffer>> {
-    let pieces = own.pieces;
-    let plan = pieces.plan();
-    // Nobody looks at the old values any more, unless the user keeps a clone of the module.
-    let mut old = old.into_iter();
-    let works: Vec<_> = (0..plan.len())
-        .map(|bucket| {
-            let fits = |buffer: &Buffer| {
-                buffer.dtype() == plan.dtype(bucket) && buffer.len() == plan.gradients_in(bucket)
-            };
-            let room = old.next().and_then(ddp::reclaim).filter(fits);
-            let mut room = room
-                .unwrap_or_else(|| Buffer::zeros(plan.dtype(bucket), plan.gradients_in(bucket)));
-            own.write(bucket, pieces.part(bucket).start, &mut room);
-            stream.run(move |communicator| {
-                match &mut room {
-                    Buffer::F32(values) => communicator.all_gather_in_place(values)?,
-                    Buffer::F64(values) => communicator.all_gather_in_place(values)?,
-                }
-                Ok(room)
-            })
-        })
-        .collect();
-    works.into_iter().map(|work| Ok(work.wait()?)).collect()
 }
 
 impl<M: Module> Deref for ShardedDataParallel<M> {

@@ -3,11 +3,16 @@
 //! A module of pieces is the user's own, with its ids and paths, so that parameter groups and
 //! learning rates fall where they always did. Only its trained parameters are other tensors: of D
 //! axes still, the first as long as the piece, the others 1.
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper, Parameter};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use ddp::{Buffer, Float, Slots};
 
+use crate::flats::Flats;
 use crate::pieces::{Piece, Pieces};
 
 /// The gradients of a module of pieces: views of the parts of the buckets.
@@ -169,11 +174,31 @@ impl<'a> Collect<'a> {
     }
 }
 
-/// Makes whole parameters again: views of the buckets.
+/// Makes whole parameters again: views of the buckets, each waited for when it is first looked at.
 pub(crate) struct Fill<'a> {
-    pub(crate) slots: &'a Slots,
-    pub(crate) pieces: &'a Pieces,
-    pub(crate) flats: &'a [Tensor<1>],
+    slots: &'a Slots,
+    pieces: &'a Pieces,
+    flats: &'a Arc<Flats>,
+    device: &'a Device,
+    /// Parameters made already, for those that the module holds twice.
+    made: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl<'a> Fill<'a> {
+    pub(crate) fn new(
+        slots: &'a Slots,
+        pieces: &'a Pieces,
+        flats: &'a Arc<Flats>,
+        device: &'a Device,
+    ) -> Self {
+        Self {
+            slots,
+            pieces,
+            flats,
+            device,
+            made: HashMap::new(),
+        }
+    }
 }
 
 impl ModuleMapper for Fill<'_> {
@@ -186,11 +211,30 @@ impl ModuleMapper for Fill<'_> {
         let Ok(dims) = dims else {
             return param;
         };
-        param.map(|rest| {
-            let whole = self.flats[bucket].clone().slice([range]).reshape(dims);
+        let trained = param.is_require_grad();
+        // Whether it would be trained after `valid` and `train`.
+        let active = param.valid().train().is_require_grad();
+        let (id, _, mapper) = param.consume();
+        let flats = self.flats.clone();
+        let view = move || flats.wait(bucket).slice([range]).reshape(dims);
+        // Burn offers no way to hand such things to a parameter that has no value yet.
+        let plain = format!("{mapper:?}") == format!("{:?}", ParamMapper::<Tensor<D>>::default());
+        if !plain || active != trained {
             // A leaf of its own, whatever it was cut from.
-            whole.detach().set_require_grad(rest.is_require_grad())
-        })
+            let whole = view().detach().set_require_grad(trained);
+            return Param::from_mapped_value(id, whole, mapper);
+        }
+        let made = self.made.get(&id);
+        if let Some(first) = made.and_then(|first| first.downcast_ref::<Param<Tensor<D>>>()) {
+            return first.clone();
+        }
+        let late = move |device: &Device, trained: bool| {
+            let whole = view().load_to_device(device);
+            whole.detach().set_require_grad(trained)
+        };
+        let param = Param::uninitialized(id, late, self.device.clone(), trained, dims.into());
+        self.made.insert(id, Box::new(param.clone()));
+        param
     }
 }
 
@@ -243,7 +287,7 @@ pub(crate) fn device<M: Module>(module: &M, slots: &Slots) -> Device {
     impl ModuleVisitor for Find<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if self.0.find(param.id).is_some() && self.1.is_none() {
-                self.1 = Some(param.device());
+                self.1 = Some(param.lazy_device());
             }
         }
     }

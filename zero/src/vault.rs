@@ -2,7 +2,7 @@
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use collectives::CommStream;
+use collectives::{CommStream, Work};
 use ddp::{Buffer, Lender};
 
 use crate::pieces::Pieces;
@@ -51,7 +51,7 @@ impl Vault {
 }
 
 impl Lender for Vault {
-    fn lend(&self, bucket: usize) -> ddp::Result<Buffer> {
+    fn lend(&self, bucket: usize) -> ddp::Result<Work<Buffer>> {
         let plan = self.pieces.plan();
         let mut whole = Buffer::zeros(plan.dtype(bucket), plan.gradients_in(bucket));
         let own = self.pieces.part(bucket);
@@ -65,7 +65,7 @@ impl Lender for Vault {
                 _ => return Err(ddp::Error::State("a bucket has two types")),
             }
         }
-        let work = self.stream.run(move |communicator| {
+        Ok(self.stream.run(move |communicator| {
             // Ranks whose forward passes differ must not mix two buckets of one length.
             let name = bucket as u64;
             match &mut whole {
@@ -73,7 +73,6 @@ impl Lender for Vault {
                 Buffer::F64(values) => communicator.all_gather_named(name, values)?,
             }
             Ok(whole)
-        });
-        Ok(work.wait()?)
+        }))
     }
 }

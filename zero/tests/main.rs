@@ -4,6 +4,7 @@ mod checkpoint;
 mod decisions;
 mod memory;
 mod odd;
+mod overlap;
 mod parts;
 mod refusals;
 mod run;
