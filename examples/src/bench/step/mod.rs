@@ -42,7 +42,7 @@ use super::{
 
 pub use contender::{Contender, NoContender};
 pub use replica::StepOptimizer;
-pub use rows::StepRow;
+pub use rows::{StepRow, hidden_by_overlap};
 pub use target::Verdict;
 
 /// What to train, how, and how often.

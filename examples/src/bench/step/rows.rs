@@ -176,28 +176,15 @@ impl Table {
         self.paired(of, Contender::Noop, seconds, |of, noop| (of - noop) * 1e3)
     }
 
-    /// Of what communication adds to a step without overlap, the share that overlap hides; 0 where
-    /// it adds nothing, and the row that is missing if one is.
-    ///
-    /// What it adds is the time of a step less that of `ddp_noop` in the same round, which does all
-    /// else that a step does; of these differences the median over the rounds. What ranks record of
-    /// their own waiting (`exposed_ms`) would not do: a rank that is done first waits for the others
-    /// by far longer than for any message, with overlap as without, so the share would come out as
-    /// less than it is. The step ends when the slowest rank's does, whoever waited.
+    /// [`hidden_by_overlap`] in this table, or the row that is missing.
     pub(super) fn hidden_by_overlap(&self) -> Result<f64, Contender> {
-        let there = |row: &Contender| self.blocks(*row).is_some();
-        let needed = [Contender::Ddp, Contender::Noop, Contender::NoOverlap];
-        if let Some(missing) = needed.into_iter().find(|row| !there(row)) {
-            return Err(missing);
-        }
-        let visible = |row| self.visible_ms(row).ok_or(row);
-        let without = visible(Contender::NoOverlap)?;
-        let with = visible(Contender::Ddp)?;
-        Ok(if without > 0.0 {
-            1.0 - with / without
-        } else {
-            0.0
-        })
+        let steps = |row| Some(self.blocks(row)?.iter().map(seconds).collect::<Vec<_>>());
+        let steps = |row| steps(row).ok_or(row);
+        Ok(hidden_by_overlap(
+            &steps(Contender::Ddp)?,
+            &steps(Contender::NoOverlap)?,
+            &steps(Contender::Noop)?,
+        ))
     }
 
     /// What reducing in buckets saves over parameter by parameter, in ms a step.
@@ -233,6 +220,33 @@ impl Table {
 
 fn seconds(block: &Block) -> f64 {
     block.seconds
+}
+
+/// Of what communication adds to a step without overlap, the share that overlap hides, given the
+/// times of a step in each round: with overlap, without, and without any exchange. 0 where
+/// communication adds nothing.
+///
+/// What it adds is the time of a step less that of a step without exchange in the same round, and
+/// of these differences the median. A step ends when the slowest rank has it. What one rank records
+/// of its waiting would not do in place of that: it also holds the time by which the others came
+/// later, which is there with overlap and without, so that the share would come out too small.
+///
+/// ```
+/// // In the second round the machine has other work.
+/// let [with, without, noop] = [[1.25, 2.25, 1.25], [2.0, 3.0, 2.0], [1.0, 2.0, 1.0]];
+/// assert_eq!(examples::bench::hidden_by_overlap(&with, &without, &noop), 0.75);
+/// // Nothing is seen, so nothing is hidden.
+/// assert_eq!(examples::bench::hidden_by_overlap(&noop, &noop, &noop), 0.0);
+/// ```
+pub fn hidden_by_overlap(with: &[f64], without: &[f64], noop: &[f64]) -> f64 {
+    let added = |steps: &[f64]| {
+        let added = steps.iter().zip(noop).map(|(step, noop)| step - noop);
+        Times::new(added.collect()).median()
+    };
+    match added(without) {
+        all if all > 0.0 => 1.0 - added(with) / all,
+        _ => 0.0,
+    }
 }
 
 impl StepRow {
