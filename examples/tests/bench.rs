@@ -204,6 +204,15 @@ fn a_step_is_measured_by_every_way_of_taking_it() {
             row["visible_ms"].is_f64(),
             !buckets.is_null() && !is_sharded
         );
+        // Half of 212 parameters in f32, for each of two ranks, and what rides along.
+        let unit = 212 / 2 * 4;
+        let units = row["sent_bytes"].as_u64().map(|bytes| bytes / unit);
+        match contender(row) {
+            "ddp" | "zero_2" => assert_eq!(units, Some(2), "{row}"),
+            "zero_3" => assert_eq!(units, Some(3), "{row}"),
+            "plain" | "ddp_noop" => assert_eq!(units, None, "{row}"),
+            _ => (),
+        }
         // Parts of rank 0's steps, which are no longer than the slowest rank's.
         let parts = ["forward_ms", "backward_ms", "exposed_ms", "update_ms"];
         let parts: f64 = parts.iter().filter_map(|part| row[part].as_f64()).sum();
@@ -245,7 +254,7 @@ fn contender(line: &serde_json::Value) -> &str {
 }
 
 #[test]
-fn every_row_steps_by_the_optimizer_that_is_asked_for() {
+fn every_row_says_by_which_optimizer_it_steps() {
     let lines = step(
         "--layers 8,16,4 --batch 4 --rounds 1 --steps 1 --transport local --optimizer adam",
         &[],

@@ -432,14 +432,14 @@ impl<'a> Run<'a> {
         if let Some(referee) = referee {
             referee.barrier()?;
         }
-        let gathered = replica.gathered()?;
+        let before = replica.moved()?;
         let start = Instant::now();
         let mut seen = Seen::default();
         for _ in 0..self.steps {
             seen = seen.and(replica.step()?);
         }
         // What a step leaves to the communication thread is part of its time.
-        seen.gathering = replica.gathered()?.saturating_sub(gathered);
+        seen.moved = replica.moved()? - before;
         Ok(Block {
             seconds: start.elapsed().as_secs_f64() / self.steps as f64,
             seen,

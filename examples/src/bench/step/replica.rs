@@ -1,5 +1,8 @@
 //! One rank's replica of the model, with its optimizer and its rows.
-use std::time::{Duration, Instant};
+use std::{
+    ops::Sub,
+    time::{Duration, Instant},
+};
 
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
@@ -196,14 +199,23 @@ pub(super) struct Seen {
     pub(super) exposed: Duration,
     /// The optimizer's step; with what follows it there, where parts are gathered.
     pub(super) update: Duration,
-    /// All-gathers, start to end, wherever they ran; [`Replica::gathered`] knows them.
-    pub(super) gathering: Duration,
+    /// What [`Replica::moved`] says of it.
+    pub(super) moved: Moved,
     /// Reductions, start to end.
     pub(super) reducing: Duration,
     /// The part of them inside the backward pass.
     pub(super) inside: Duration,
     /// Reductions of gradients.
     pub(super) buckets: usize,
+}
+
+/// Communication of one rank, by its communicator's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Moved {
+    /// All-gathers, start to end, wherever they ran.
+    pub(super) gathering: Duration,
+    /// Bytes that left the rank.
+    pub(super) sent: u64,
 }
 
 impl Replica {
@@ -268,19 +280,33 @@ impl Replica {
         }
     }
 
-    /// How long all-gathers have taken since the replica was made, once the communication that has
-    /// been begun is over.
+    /// What has been moved since the replica was made, once the communication that has been begun
+    /// is over.
     ///
     /// # Errors
     ///
     /// Those of data-parallel training.
-    pub(super) fn gathered(&self) -> Result<Duration, BenchError> {
+    pub(super) fn moved(&self) -> Result<Moved, BenchError> {
         let stats = match &self.body {
-            Body::Alone { .. } => return Ok(Duration::ZERO),
+            Body::Alone { .. } => return Ok(Moved::default()),
             Body::Wrapped { model, .. } => model.stats()?,
             Body::Sharded(model) => model.stats()?,
         };
-        Ok(stats.of(Collective::AllGather).time)
+        Ok(Moved {
+            gathering: stats.of(Collective::AllGather).time,
+            sent: stats.total().bytes_sent,
+        })
+    }
+}
+
+impl Sub for Moved {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self {
+            gathering: self.gathering - before.gathering,
+            sent: self.sent - before.sent,
+        }
     }
 }
 
@@ -306,7 +332,7 @@ impl Seen {
             backward: passes.saturating_sub(forward + record.exposed),
             exposed: record.exposed,
             update,
-            gathering: Duration::ZERO,
+            moved: Moved::default(),
             reducing,
             inside: reducing.mul_f64(record.hidden()),
             buckets: record.buckets.len(),
@@ -319,7 +345,10 @@ impl Seen {
             backward: self.backward + other.backward,
             exposed: self.exposed + other.exposed,
             update: self.update + other.update,
-            gathering: self.gathering + other.gathering,
+            moved: Moved {
+                gathering: self.moved.gathering + other.moved.gathering,
+                sent: self.moved.sent + other.moved.sent,
+            },
             reducing: self.reducing + other.reducing,
             inside: self.inside + other.inside,
             buckets: other.buckets,

@@ -97,6 +97,8 @@ pub struct StepRow {
     /// Start to end of all-gathers on rank 0, in ms a step, waiting for other ranks included and
     /// wherever they ran: a part of the others, or beside them.
     pub gathering_ms: Option<f64>,
+    /// Bytes that rank 0 sends in a step.
+    pub sent_bytes: Option<u64>,
     /// Start to end of the reductions of gradients as rank 0 recorded them, in ms a step.
     pub reducing_ms: Option<f64>,
     /// The share of these that lay inside the backward pass.
@@ -155,7 +157,8 @@ impl Table {
             backward_ms: own(seen.backward),
             exposed_ms: recorded(ms(seen.exposed)),
             update_ms: own(seen.update),
-            gathering_ms: sharded.then(|| ms(seen.gathering)),
+            gathering_ms: sharded.then(|| ms(seen.moved.gathering)),
+            sent_bytes: (contender.exchanges()).then(|| seen.moved.sent / steps as u64),
             reducing_ms: recorded(ms(seen.reducing)),
             hidden: recorded(
                 seen.inside.as_secs_f64() / seen.reducing.as_secs_f64().max(f64::MIN_POSITIVE),
