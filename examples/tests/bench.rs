@@ -143,6 +143,8 @@ fn a_command_that_cannot_be_says_what_is_allowed() {
         ("step --layers 8", "two widths"),
         ("step --rows ddq", "ddp_no_overlap"),
         ("step --ranks 1", "2..=64"),
+        ("step --rows zero_4", "zero_3"),
+        ("step --optimizer sgd", "momentum, adam"),
         ("step --transport pigeon", "delayed:LATENCY_US:GBIT"),
         ("median", "all_reduce"),
     ] {
@@ -153,22 +155,18 @@ fn a_command_that_cannot_be_says_what_is_allowed() {
 
 #[test]
 fn a_step_is_measured_by_every_way_of_taking_it() {
-    let words = "step --layers 8,16,4 --batch 4 --rounds 2 --steps 1 \
-                 --transport local,delayed:50:10 -J -";
-    let output = bench(&words.split_whitespace().collect::<Vec<_>>());
     // Targets are missed by so small a model; only `--check` minds.
-    assert_eq!(output.status.code(), Some(0));
-    let text = String::from_utf8(output.stdout).expect("text");
-    let lines: Vec<serde_json::Value> = (text.lines())
-        .map(|line| serde_json::from_str(line).expect("an object"))
-        .collect();
+    let lines = step(
+        "--layers 8,16,4 --batch 4 --rounds 2 --steps 1 --transport local,delayed:50:10",
+        &[],
+    );
     let rows = |transport: &str| -> Vec<&str> {
         let rows = lines.iter().filter(|line| line["kind"] == "row");
         rows.filter(|row| row["transport"] == transport)
             .filter_map(|row| row["contender"].as_str())
             .collect()
     };
-    let outside = [Contender::SingleCores, Contender::Torch].map(Contender::name);
+    let outside = ["single_cores", "torch_ddp", "torch_zro", "torch_fsdp2"];
     let every = Contender::ALL.map(Contender::name);
     assert!(
         rows("local")
@@ -178,27 +176,59 @@ fn a_step_is_measured_by_every_way_of_taking_it() {
     assert!(
         rows("delayed:50:10")
             .iter()
-            .all(|name| name.starts_with("ddp"))
+            .all(|name| name.starts_with("ddp") || name.starts_with("zero"))
     );
-    assert_eq!(rows("delayed:50:10").len(), 7);
+    assert_eq!(rows("delayed:50:10").len(), 10);
     for row in lines.iter().filter(|line| line["kind"] == "row") {
         assert!(row["step_ms"].as_f64() > Some(0.0), "{row}");
         assert_eq!(row["blocks_ms"].as_array().map(Vec::len), Some(2), "{row}");
         assert_eq!(row["parameters"], 8 * 16 + 16 + 16 * 4 + 4);
-        // One all-reduce for each of four parameters, or one for all.
+        assert_eq!(row["optimizer"], "momentum");
+        // One reduction for each of four parameters, or one for all.
         let buckets = match row["contender"].as_str() {
             Some("ddp_per_parameter") => 4.into(),
-            Some("ddp" | "ddp_inline" | "ddp_no_overlap" | "ddp_shard_a_rank" | "ddp_shards") => {
-                1.into()
-            }
+            Some(
+                "ddp" | "ddp_inline" | "ddp_no_overlap" | "ddp_shard_a_rank" | "ddp_shards"
+                | "zero_1" | "zero_2" | "zero_3",
+            ) => 1.into(),
             _ => serde_json::Value::Null,
         };
         assert_eq!(row["buckets"], buckets, "{row}");
+        let is_sharded = contender(row).starts_with("zero");
+        assert_eq!(
+            row["gathering_ms"].as_f64() > Some(0.0),
+            is_sharded,
+            "{row}"
+        );
+        assert_eq!(
+            row["visible_ms"].is_f64(),
+            !buckets.is_null() && !is_sharded
+        );
+        // Half of 212 parameters in f32, for each of two ranks, and what rides along.
+        let unit = 212 / 2 * 4;
+        let units = row["sent_bytes"].as_u64().map(|bytes| bytes / unit);
+        match contender(row) {
+            "ddp" | "zero_2" => assert_eq!(units, Some(2), "{row}"),
+            "zero_3" => assert_eq!(units, Some(3), "{row}"),
+            "plain" | "ddp_noop" => assert_eq!(units, None, "{row}"),
+            _ => (),
+        }
+        // Parts of rank 0's steps, which are no longer than the slowest rank's.
+        let parts = ["forward_ms", "backward_ms", "exposed_ms", "update_ms"];
+        let parts: f64 = parts.iter().filter_map(|part| row[part].as_f64()).sum();
+        let steps: Vec<f64> = serde_json::from_value(row["blocks_ms"].clone()).expect("numbers");
+        let step = steps.iter().sum::<f64>() / steps.len() as f64;
+        assert!(
+            0.0 < parts && parts <= step * (1.0 + f64::EPSILON * 64.0),
+            "{row}"
+        );
     }
+    let left_out = lines.iter().filter(|line| line["kind"] == "left_out");
+    assert!(left_out.map(contender).eq(outside));
     let targets = || lines.iter().filter(|line| line["kind"] == "target");
     assert_eq!(targets().count(), 5);
     for target in targets() {
-        let missing = ["single_cores", "torch_ddp"].map(serde_json::Value::from);
+        let missing = outside.map(serde_json::Value::from);
         assert_eq!(
             target["met"].is_null(),
             missing.contains(&target["missing"]),
@@ -207,10 +237,118 @@ fn a_step_is_measured_by_every_way_of_taking_it() {
     }
 }
 
+/// What `bench step` says in JSON.
+fn step(words: &str, more: &[&str]) -> Vec<serde_json::Value> {
+    let words = words.split_whitespace().chain(more.iter().copied());
+    let all: Vec<_> = ["step", "-J", "-"].into_iter().chain(words).collect();
+    let output = bench(&all);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines = text.lines().map(|line| serde_json::from_str(line));
+    lines.collect::<Result<_, _>>().expect("objects")
+}
+
+fn contender(line: &serde_json::Value) -> &str {
+    line["contender"].as_str().expect("a name")
+}
+
+#[test]
+fn every_row_says_by_which_optimizer_it_steps() {
+    let lines = step(
+        "--layers 8,16,4 --batch 4 --rounds 1 --steps 1 --transport local --optimizer adam",
+        &[],
+    );
+    let rows = lines.iter().filter(|line| line["kind"] == "row");
+    assert_eq!(rows.clone().count(), Contender::ALL.len() - 4);
+    assert!(rows.clone().all(|row| row["optimizer"] == "adam"));
+}
+
+#[test]
+fn the_stages_have_targets_where_the_update_is_long() {
+    let targets = |layers: &str, optimizer: &str| -> Vec<(String, f64)> {
+        // One row will do: what is not measured is told, too.
+        let words = format!(
+            "--layers {layers} --batch 1 --rounds 1 --steps 1 --transport local \
+             --rows single_local --optimizer {optimizer}"
+        );
+        let lines = step(&words, &[]);
+        let targets = lines.iter().filter(|line| line["kind"] == "target");
+        let missing = |target: &serde_json::Value| {
+            let missing = target["missing"].as_str().expect("a row").to_owned();
+            (missing, target["bound"].as_f64().expect("a number"))
+        };
+        let stages = targets.map(missing);
+        stages.filter(|(row, _)| row.starts_with("zero")).collect()
+    };
+    let stages = [("zero_1", 1.05), ("zero_2", 1.05), ("zero_3", 1.4)];
+    let stages = stages.map(|(row, bound)| (row.to_owned(), bound));
+    assert_eq!(targets("784,12700,10", "adam"), stages);
+    assert_eq!(targets("784,12700,10", "momentum"), []);
+    assert_eq!(targets("784,12500,10", "adam"), []);
+}
+
+#[test]
+fn a_program_that_cannot_take_part_is_left_out_and_says_why() {
+    let cannot = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cannot.sh");
+    let lines = step(
+        "--layers 8,4 --rounds 1 --steps 1 --transport local --rows ddp,torch_ddp,torch_fsdp2 \
+         --torch",
+        &[cannot],
+    );
+    let of = |kind| lines.iter().filter(move |line| line["kind"] == kind);
+    assert!(of("row").map(contender).eq(["ddp"]));
+    assert!(
+        of("left_out")
+            .map(contender)
+            .eq(["torch_ddp", "torch_fsdp2"])
+    );
+    // With what it was asked for.
+    let why = [
+        "train momentum by ddp, being a test",
+        "train momentum by fsdp2, being a test",
+    ];
+    assert!(
+        of("left_out")
+            .map(|line| line["why"].as_str().expect("text"))
+            .eq(why)
+    );
+}
+
+#[test]
+fn torch_takes_steps_beside_ours() {
+    let torch = std::env::var("LOCKSTEP_TORCH").unwrap_or_default();
+    if torch.is_empty() {
+        let required = std::env::var("LOCKSTEP_REQUIRE").unwrap_or_default();
+        assert!(
+            !required.split(',').any(|name| name == "torch"),
+            "LOCKSTEP_REQUIRE names torch: set LOCKSTEP_TORCH to an interpreter that has it"
+        );
+        return eprintln!("SKIPPED: LOCKSTEP_TORCH names no Python with PyTorch");
+    }
+    let lines = step(
+        "--layers 8,16,4 --batch 4 --rounds 1 --steps 1 --transport local --optimizer adam \
+         --rows torch_ddp,torch_zro,torch_fsdp2 --torch",
+        &[&torch],
+    );
+    let left_out: Vec<_> = lines
+        .iter()
+        .filter(|line| line["kind"] == "left_out")
+        .collect();
+    assert!(left_out.is_empty(), "{left_out:?}");
+    let rows = lines.iter().filter(|line| line["kind"] == "row");
+    assert!(
+        rows.clone()
+            .map(contender)
+            .eq(["torch_ddp", "torch_zro", "torch_fsdp2"])
+    );
+    assert!(rows.clone().all(|row| row["step_ms"].as_f64() > Some(0.0)));
+}
+
 #[test]
 fn a_program_that_does_not_answer_as_it_should_is_named() {
     for (program, said) in [
-        ("/bin/echo", "where `ready` was due"),
+        ("/bin/echo", "where `ready momentum` was due"),
         ("/no/such", "/no/such"),
     ] {
         let output = bench(&[

@@ -16,6 +16,9 @@ pub enum BenchError {
     /// Training failed on a rank.
     #[error(transparent)]
     Training(#[from] ddp::Error),
+    /// A model cannot be sharded, which is no fault of training.
+    #[error(transparent)]
+    Sharding(zero::Error),
     /// Another program, asked to take part, failed.
     #[error("{program} {what}")]
     Outside {
@@ -57,6 +60,15 @@ pub enum BenchError {
     /// Costs that cannot be written as TOML.
     #[error("cannot write the costs as TOML: {0}")]
     Toml(#[from] toml::ser::Error),
+}
+
+impl From<zero::Error> for BenchError {
+    fn from(error: zero::Error) -> Self {
+        match error {
+            zero::Error::Ddp(error) => Self::Training(error),
+            other => Self::Sharding(other),
+        }
+    }
 }
 
 impl BenchError {

@@ -49,7 +49,9 @@ pub use names::{Choices, DTypes, MOST_RANKS, MOST_THREADS, NotAllowed, RankCount
 pub use row::Row;
 pub use simulate::{SimulateFlags, simulate};
 pub use size::{Bytes, Next, NoSize, sizes};
-pub use step::{Contender, NoContender, StepFlags, StepRow, Verdict, step};
+pub use step::{
+    Contender, NoContender, StepFlags, StepOptimizer, StepRow, Verdict, hidden_by_overlap, step,
+};
 pub use sweep::{SweepFlags, sweep};
 pub use times::Times;
 pub use verify::{VerifyFlags, verify};

@@ -2,6 +2,7 @@
 use std::{fmt, str::FromStr};
 
 use ddp::{DdpConfig, Hook};
+use zero::Stage;
 
 use super::super::Wire;
 
@@ -35,13 +36,23 @@ pub enum Contender {
     Shards,
     /// One process, the batch of all ranks in eight micro-shards: the same bits again.
     SingleShards,
+    /// ZeRO's first stage: each rank updates its part, and the parts are gathered.
+    ZeroOne,
+    /// The second: gradients are reduce-scattered.
+    ZeroTwo,
+    /// The third: parameters are gathered when they are used.
+    ZeroThree,
     /// PyTorch's DDP over gloo: another program.
     Torch,
+    /// The same with PyTorch's ZeroRedundancyOptimizer: what stage 1 is held against.
+    TorchZro,
+    /// PyTorch's `fully_shard`: what stage 3 is held against.
+    TorchFsdp2,
 }
 
 impl Contender {
     /// Every contender, in the order of the table.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 18] = [
         Self::SingleLocal,
         Self::SingleGlobal,
         Self::SingleCores,
@@ -54,7 +65,12 @@ impl Contender {
         Self::ShardARank,
         Self::Shards,
         Self::SingleShards,
+        Self::ZeroOne,
+        Self::ZeroTwo,
+        Self::ZeroThree,
         Self::Torch,
+        Self::TorchZro,
+        Self::TorchFsdp2,
     ];
 
     /// As in JSON and on the command line.
@@ -72,7 +88,12 @@ impl Contender {
             Self::ShardARank => "ddp_shard_a_rank",
             Self::Shards => "ddp_shards",
             Self::SingleShards => "single_shards",
+            Self::ZeroOne => "zero_1",
+            Self::ZeroTwo => "zero_2",
+            Self::ZeroThree => "zero_3",
             Self::Torch => "torch_ddp",
+            Self::TorchZro => "torch_zro",
+            Self::TorchFsdp2 => "torch_fsdp2",
         }
     }
 
@@ -91,7 +112,12 @@ impl Contender {
             Self::ShardARank => format!("DDP, exact, V = {ranks}"),
             Self::Shards => format!("DDP, exact, V = {SHARDS}"),
             Self::SingleShards => format!("one process, exact, V = {SHARDS}"),
+            Self::ZeroOne => "ZeRO 1".to_owned(),
+            Self::ZeroTwo => "ZeRO 2".to_owned(),
+            Self::ZeroThree => "ZeRO 3".to_owned(),
             Self::Torch => "PyTorch DDP over gloo".to_owned(),
+            Self::TorchZro => "PyTorch DDP and ZRO over gloo".to_owned(),
+            Self::TorchFsdp2 => "PyTorch FSDP2 over gloo".to_owned(),
         }
     }
 
@@ -99,13 +125,33 @@ impl Contender {
     pub(super) fn ddp(self, ranks: usize) -> Option<DdpConfig> {
         let config = DdpConfig::new();
         match self {
-            Self::Ddp => Some(config),
+            Self::Ddp | Self::ZeroOne | Self::ZeroTwo | Self::ZeroThree => Some(config),
             Self::Noop => Some(config.with_comm_hook(Hook::Noop)),
             Self::Inline => Some(config.with_comm_thread(false)),
             Self::NoOverlap => Some(config.with_overlap(false)),
             Self::PerParameter => Some(config.with_bucket_cap_mb(0.0).with_first_bucket_mb(0.0)),
             Self::ShardARank => Some(config.with_micro_shards(ranks)),
             Self::Shards | Self::SingleShards => Some(config.with_micro_shards(SHARDS.max(ranks))),
+            _ => None,
+        }
+    }
+
+    /// What it shards, if anything.
+    pub(super) fn stage(self) -> Option<Stage> {
+        match self {
+            Self::ZeroOne => Some(Stage::One),
+            Self::ZeroTwo => Some(Stage::Two),
+            Self::ZeroThree => Some(Stage::Three),
+            _ => None,
+        }
+    }
+
+    /// What `torch_step.py` calls it, if it is one of PyTorch's ways.
+    pub(super) fn torch(self) -> Option<&'static str> {
+        match self {
+            Self::Torch => Some("ddp"),
+            Self::TorchZro => Some("zro"),
+            Self::TorchFsdp2 => Some("fsdp2"),
             _ => None,
         }
     }
@@ -136,7 +182,7 @@ impl Contender {
 
     /// Whether another program does it.
     pub(super) fn is_outside(self) -> bool {
-        matches!(self, Self::SingleCores | Self::Torch)
+        self == Self::SingleCores || self.torch().is_some()
     }
 }
 

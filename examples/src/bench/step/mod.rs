@@ -12,10 +12,10 @@ mod rows;
 mod target;
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs,
     num::NonZeroUsize,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Mutex, PoisonError},
     time::Instant,
 };
@@ -30,7 +30,7 @@ use self::{
     outside::{Outside, PATIENCE},
     processor::Spent,
     replica::{Replica, Seen, Training},
-    rows::{Block, Measured, Table},
+    rows::{Block, LeftOut, Measured, Table},
 };
 use super::{
     BenchError, Setting, Wire,
@@ -41,7 +41,8 @@ use super::{
 };
 
 pub use contender::{Contender, NoContender};
-pub use rows::StepRow;
+pub use replica::StepOptimizer;
+pub use rows::{StepRow, hidden_by_overlap};
 pub use target::Verdict;
 
 /// What to train, how, and how often.
@@ -51,6 +52,9 @@ pub struct StepFlags {
     /// 784, eight times 2048, 10]
     #[arg(long, value_delimiter = ',')]
     pub layers: Vec<NonZeroUsize>,
+    /// What makes a step of gradients, in every row
+    #[arg(long, value_enum, default_value = "momentum")]
+    pub optimizer: StepOptimizer,
     /// Rows of a rank's batch
     #[arg(long, default_value = "128")]
     pub batch: NonZeroUsize,
@@ -66,7 +70,7 @@ pub struct StepFlags {
     pub transport: Vec<Wire>,
     /// Rows of the table to measure, a list of single_local, single_global, single_cores, plain,
     /// ddp_noop, ddp, ddp_inline, ddp_no_overlap, ddp_per_parameter, ddp_shard_a_rank, ddp_shards,
-    /// single_shards, torch_ddp [default: all]
+    /// single_shards, zero_1, zero_2, zero_3, torch_ddp, torch_zro, torch_fsdp2 [default: all]
     #[arg(long, value_delimiter = ',')]
     pub rows: Vec<Contender>,
     /// Blocks of each row [default: 20, and 8 for a model of 10 million parameters or more]
@@ -123,11 +127,14 @@ pub fn step(flags: &StepFlags) -> Result<bool, BenchError> {
         let training = Training {
             layers,
             batch: flags.batch.get(),
+            optimizer: flags.optimizer,
         };
         for &wire in &flags.transport {
-            let run = Run::new(flags, &training, wire);
+            let mut run = Run::new(flags, &training, wire);
             run.say_header(&out);
-            let table = run.measure(flags)?;
+            let outsides = run.start_outsides(flags)?;
+            run.say_left_out(&mut out);
+            let table = run.measure(&outsides)?;
             good &= report(&mut out, &table);
         }
     }
@@ -152,11 +159,11 @@ fn report(out: &mut Output, table: &Table) -> bool {
                 .to_owned(),
         });
     }
-    if let Some(hidden) = table.hidden_by_overlap() {
-        let (hidden, visible) = (100.0 * hidden, 100.0 - 100.0 * hidden);
+    if let Ok(hidden) = table.hidden_by_overlap() {
+        let hidden = 100.0 * hidden;
         out.say(match hidden > 0.0 {
             true => format!(
-                "# overlap hides {hidden:.0} % of the wait that follows the backward pass without it: {visible:.0} % is left"
+                "# overlap hides {hidden:.0} % of what communication adds to a step without it"
             ),
             false => "# what overlap hides is less than the noise here".to_owned(),
         });
@@ -193,8 +200,7 @@ impl<'a> Run<'a> {
         });
         let (contenders, absent) = wanted.partition(|row| match row {
             Contender::SingleCores => flags.two_cores.is_some(),
-            Contender::Torch => flags.torch.is_some(),
-            _ => true,
+            row => row.torch().is_none() || flags.torch.is_some(),
         });
         let absent: Vec<Contender> = absent;
         Self {
@@ -218,11 +224,12 @@ impl<'a> Run<'a> {
             false => "ranks run where the system puts them",
         };
         out.say(format!(
-            "# {}, {} parameters, f32, {} ranks, batch {} a rank, sgd with momentum, over {}",
+            "# {}, {} parameters, f32, {} ranks, batch {} a rank, {}, over {}",
             widths.join("-"),
             self.training.parameters(),
             self.ranks,
             self.training.batch,
+            self.training.optimizer.name(),
             self.wire
         ));
         out.say(format!(
@@ -231,20 +238,32 @@ impl<'a> Run<'a> {
         ));
         out.say(format!(
             "# {} rounds of blocks of {} steps, rows by turns; time of the slowest rank, a step's mean over a block, \
-             median over the rounds; ratios and differences within a round",
+             median over the rounds, in ms; ratios and differences within a round",
             self.rounds, self.steps
         ));
         out.say(
             "# ran, queued: a step's time of all ranks' threads on a core, and ready but without one; \
              load from elsewhere lengthens the second far more than the first",
         );
-        for (row, how) in &self.absent {
-            out.say(format!("# left out: {}: {how}", row.what(self.ranks)));
+        out.say(
+            "# forward, backward, exposed, update: rank 0's mean step in its parts; gathering: its all-gathers, \
+             in these parts or beside them",
+        );
+    }
+
+    fn say_left_out(&self, out: &mut Output) {
+        for (row, why) in &self.absent {
+            out.say(format!("# left out: {}: {why}", row.what(self.ranks)));
+            out.record(&LeftOut {
+                kind: "left_out",
+                contender: row.name(),
+                why: why.clone(),
+            });
         }
     }
 
-    fn measure(&self, flags: &StepFlags) -> Result<Table, BenchError> {
-        let outsides = self.start_outsides(flags)?;
+    /// `outsides` has the program of each contender that needs one.
+    fn measure(&self, outsides: &[Mutex<Option<Outside>>]) -> Result<Table, BenchError> {
         let setting = Setting {
             ranks: self.ranks,
             wire: self.wire,
@@ -261,7 +280,7 @@ impl<'a> Run<'a> {
             CommunicatorConfig::new().with_deterministic(exact)
         };
         let configs: Vec<_> = [referee].into_iter().chain(worlds.map(config)).collect();
-        let by_rank = ranks::run(&setting, &configs, |seat| self.take_part(seat, &outsides))?;
+        let by_rank = ranks::run(&setting, &configs, |seat| self.take_part(seat, outsides))?;
         let measured = self.contenders.iter().enumerate();
         let measured = measured.map(|(index, &contender)| Measured {
             contender,
@@ -278,36 +297,54 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The programs of the contenders that need one, before any thread is kept on a core.
-    fn start_outsides(&self, flags: &StepFlags) -> Result<Vec<Mutex<Option<Outside>>>, BenchError> {
+    /// The programs of the contenders that need one, before any thread is kept on a core. A
+    /// contender whose program cannot do it is left out.
+    fn start_outsides(
+        &mut self,
+        flags: &StepFlags,
+    ) -> Result<Vec<Mutex<Option<Outside>>>, BenchError> {
+        let mut outsides = Vec::new();
+        for contender in std::mem::take(&mut self.contenders) {
+            let outside = match self.start(contender, flags)? {
+                Ok(outside) => outside,
+                Err(why) => {
+                    self.absent.push((contender, why));
+                    continue;
+                }
+            };
+            self.contenders.push(contender);
+            outsides.push(Mutex::new(outside));
+        }
+        Ok(outsides)
+    }
+
+    /// The program of a contender that needs one, or why it cannot do it.
+    fn start(
+        &self,
+        contender: Contender,
+        flags: &StepFlags,
+    ) -> Result<Result<Option<Outside>, String>, BenchError> {
         let widths: Vec<_> = self.training.layers.iter().map(usize::to_string).collect();
         let (widths, batch) = (widths.join(","), self.training.batch);
-        let start = |contender: &Contender| {
-            let program = match contender {
-                Contender::SingleCores => flags.two_cores.as_deref(),
-                Contender::Torch => flags.torch.as_deref(),
-                _ => None,
-            };
-            let Some(program) = program.map(Path::as_os_str).map(OsStr::to_owned) else {
-                return Ok(Mutex::new(None));
-            };
-            let arguments: Vec<OsString> = match contender {
-                Contender::Torch => [
-                    TORCH_STEP,
-                    &widths,
-                    &batch.to_string(),
-                    &self.ranks.to_string(),
-                ]
-                .map(OsString::from)
-                .into(),
-                _ => [&widths, &(batch * self.ranks).to_string()]
-                    .map(OsString::from)
-                    .into(),
-            };
-            Outside::start(&program, &arguments, self.ranks)
-                .map(|program| Mutex::new(Some(program)))
+        let optimizer = self.training.optimizer.name();
+        let (program, arguments) = match (contender, contender.torch()) {
+            (Contender::SingleCores, _) => {
+                let rows = (batch * self.ranks).to_string();
+                (&flags.two_cores, vec![widths, rows, optimizer.into()])
+            }
+            (_, Some(way)) => {
+                let (batch, ranks) = (batch.to_string(), self.ranks.to_string());
+                let words = [TORCH_STEP, &widths, &batch, &ranks, optimizer, way];
+                (&flags.torch, words.map(str::to_owned).into())
+            }
+            _ => return Ok(Ok(None)),
         };
-        self.contenders.iter().map(start).collect()
+        let Some(program) = program else {
+            return Ok(Ok(None));
+        };
+        let arguments: Vec<_> = arguments.into_iter().map(OsString::from).collect();
+        let started = Outside::start(program.as_os_str(), &arguments, self.ranks, optimizer)?;
+        Ok(started.map(Some))
     }
 
     /// What one rank does and sees, by contender and round.
@@ -373,7 +410,10 @@ impl<'a> Run<'a> {
             _ => match contender.ddp(self.ranks) {
                 Some(config) if contender.has_world() => {
                     let world = worlds.next().ok_or(BenchError::Interrupted)?;
-                    Some(self.training.wrapped(&config, world, own)?)
+                    Some(match contender.stage() {
+                        Some(stage) => self.training.sharded(stage, config, world, own)?,
+                        None => self.training.wrapped(&config, world, own)?,
+                    })
                 }
                 Some(config) if place.rank == 0 => {
                     Some(self.training.wrapped(&config, alone()?, 0..place.world)?)
@@ -392,11 +432,14 @@ impl<'a> Run<'a> {
         if let Some(referee) = referee {
             referee.barrier()?;
         }
+        let before = replica.moved()?;
         let start = Instant::now();
         let mut seen = Seen::default();
         for _ in 0..self.steps {
             seen = seen.and(replica.step()?);
         }
+        // What a step leaves to the communication thread is part of its time.
+        seen.moved = replica.moved()? - before;
         Ok(Block {
             seconds: start.elapsed().as_secs_f64() / self.steps as f64,
             seen,

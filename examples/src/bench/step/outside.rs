@@ -1,8 +1,10 @@
 //! Contenders that are other programs, asked line by line.
 //!
-//! A program says `ready` when it can begin. Then, for each line `run K`, it takes one step
-//! that does not count and `K` that do, and answers `seconds S`: the time of those `K`, that
-//! of its slowest process. Between two lines it does nothing. It ends with its input.
+//! A program says `ready OPTIMIZER` when it can begin, so that one built before it knew the
+//! optimizer is found out, or `cannot WHY` if what it is asked for is not to be had. Then, for
+//! each line `run K`, it takes one step that does not count and `K` that do, and answers
+//! `seconds S`: the time of those `K`, that of its slowest process. Between two lines it does
+//! nothing. It ends with its input.
 use std::{
     ffi::{OsStr, OsString},
     io::{BufRead, BufReader, Write},
@@ -28,7 +30,8 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    /// Starts `program` and waits until it is ready.
+    /// Starts `program` and waits until it is ready to train by `optimizer`. A program that says
+    /// why it cannot is given as that.
     ///
     /// # Errors
     ///
@@ -37,7 +40,8 @@ impl Outside {
         program: &OsStr,
         arguments: &[OsString],
         threads: usize,
-    ) -> Result<Self, BenchError> {
+        optimizer: &str,
+    ) -> Result<Result<Self, String>, BenchError> {
         let name = program.to_string_lossy().into_owned();
         let failed = |what: String| BenchError::Outside {
             program: name.clone(),
@@ -64,9 +68,13 @@ impl Outside {
             child,
             answers,
         };
-        match outside.answer()?.as_str() {
-            "ready" => Ok(outside),
-            other => Err(outside.failed(format!("said \"{other}\", where `ready` was due"))),
+        let answer = outside.answer()?;
+        match answer.split_once(' ') {
+            Some(("ready", known)) if known == optimizer => Ok(Ok(outside)),
+            Some(("cannot", why)) => Ok(Err(why.to_owned())),
+            _ => Err(outside.failed(format!(
+                "said \"{answer}\", where `ready {optimizer}` was due: is it of this version?"
+            ))),
         }
     }
 

@@ -3,7 +3,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Contender, rows::Table};
+use super::{Contender, LARGE, StepOptimizer, rows::Table};
 use crate::bench::Wire;
 
 /// DDP over DDP without exchange, at most.
@@ -16,8 +16,10 @@ const SHARE_OF_SPEED_UP: f64 = 0.93;
 const OF_PEER: f64 = 1.0;
 /// Of the communication that is seen without overlap, the share that overlap hides, at least.
 const HIDDEN: f64 = 0.5;
-/// Models of fewer parameters have too short a backward pass to hide much in it.
-const HIDES_FROM: usize = 10_000_000;
+/// Stages 1 and 2 over DDP, at most; with Adam, of which each rank updates its part.
+const OF_DDP: f64 = 1.05;
+/// Stage 3 over DDP, at most: it gathers twice what the others gather once.
+const THIRD_OF_DDP: f64 = 1.4;
 
 /// One target, and what was measured. The keys are those of the JSON lines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,6 +28,8 @@ pub struct Verdict {
     pub kind: &'static str,
     /// Which model.
     pub layers: Vec<usize>,
+    /// What makes a step of gradients.
+    pub optimizer: &'static str,
     /// What joined the ranks.
     pub transport: String,
     /// What is bounded.
@@ -48,6 +52,7 @@ pub(super) fn verdicts(table: &Table) -> Vec<Verdict> {
     let verdict = |what, bound, at_most, measured: Result<f64, Contender>| Verdict {
         kind: "target",
         layers: table.training.layers.clone(),
+        optimizer: table.training.optimizer.name(),
         transport: table.wire.to_string(),
         what,
         bound,
@@ -62,9 +67,12 @@ pub(super) fn verdicts(table: &Table) -> Vec<Verdict> {
         }),
         missing: measured.err().map(Contender::name),
     };
+    // Models of fewer parameters have too short a backward pass to hide much in it, and too
+    // short an update.
+    let is_large = table.training.parameters() >= LARGE;
     if table.wire == Wire::Local {
         let share = of(Contender::Plain).map(f64::recip);
-        vec![
+        let mut verdicts = vec![
             verdict(
                 "DDP over DDP without exchange",
                 OF_NOOP,
@@ -95,14 +103,24 @@ pub(super) fn verdicts(table: &Table) -> Vec<Verdict> {
                 true,
                 of(Contender::Torch),
             ),
-        ]
-    } else if table.training.parameters() >= HIDES_FROM {
-        let hidden = table.hidden_by_overlap().ok_or(Contender::NoOverlap);
+        ];
+        if is_large && table.training.optimizer == StepOptimizer::Adam {
+            for (what, bound, stage) in [
+                ("ZeRO 1 over DDP", OF_DDP, Contender::ZeroOne),
+                ("ZeRO 2 over DDP", OF_DDP, Contender::ZeroTwo),
+                ("ZeRO 3 over DDP", THIRD_OF_DDP, Contender::ZeroThree),
+            ] {
+                let measured = table.ratio(stage, Contender::Ddp).ok_or(stage);
+                verdicts.push(verdict(what, bound, true, measured));
+            }
+        }
+        verdicts
+    } else if is_large {
         vec![verdict(
             "share of communication that overlap hides",
             HIDDEN,
             false,
-            hidden,
+            table.hidden_by_overlap(),
         )]
     } else {
         vec![]
@@ -123,9 +141,13 @@ impl fmt::Display for Verdict {
             }
             (None, _) => {
                 let missing = self.missing.unwrap_or("ddp");
+                let needed = match missing {
+                    "ddp" => "the row ddp".to_owned(),
+                    missing => format!("the rows ddp and {missing}"),
+                };
                 write!(
                     f,
-                    "not measured: {what}, {limit} {bound}; it needs the rows ddp and {missing}"
+                    "not measured: {what}, {limit} {bound}; it needs {needed}"
                 )
             }
         }
