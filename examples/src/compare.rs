@@ -17,6 +17,7 @@ pub(crate) use verdict::tolerance;
 pub use verdict::{ModeReport, Verdict};
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::{Error, Task};
 use mode::TREE;
@@ -27,7 +28,8 @@ use mode::TREE;
 ///
 /// The single process always runs, as the measure of the others, and `ddp:tree` as that of sharded
 /// modes, unless everything is held against the single process to the bit; they are
-/// reported if they are among the modes. `fault` breaks every reported mode but the first.
+/// reported if they are among the modes. `fault` breaks every mode but the single process, and
+/// never a measure.
 ///
 /// # Errors
 /// [`Error`] for what keeps a mode from running; a mode that runs to another
@@ -59,10 +61,11 @@ pub fn compare(
                 false => None,
             };
             if way.stage.is_some() && !exact {
-                if !whole.contains_key(&world) {
-                    whole.insert(world, ranks::run(task, TREE, world, None)?);
-                }
-                difference = exact::from_ddp(&whole[&world], &runs);
+                let measure = match whole.entry(world) {
+                    Entry::Occupied(run) => run.into_mut(),
+                    Entry::Vacant(room) => room.insert(ranks::run(task, TREE, world, None)?),
+                };
+                difference = exact::from_ddp(measure, &runs);
             }
             report(verdict::of_ranks(
                 task, mode, way, &reference, &runs, difference,

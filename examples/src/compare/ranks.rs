@@ -34,7 +34,7 @@ pub(super) struct RankRun {
     /// What the formulas of the stage say that they move, where they say it.
     pub(super) expected: Option<Expected>,
     /// What it held between the last backward pass and its step, with the optimizer's state as the
-    /// step left it; None if nothing was reduced.
+    /// step left it; None if nothing was reduced, or the step left out.
     pub(super) held: Option<Held>,
     /// The algorithms that carried them out.
     pub(super) algorithms: Vec<String>,
@@ -85,7 +85,7 @@ fn run_rank(
     let mut partial_bytes = 0;
     let mut moved = Moved::default();
     let mut expected = Expected::of(task, way);
-    let mut held = Held::default();
+    let mut held = None;
 
     let mut model = Trainer::new(task, way.stage, &device, communicator)?;
     let dealt = match fault {
@@ -114,7 +114,7 @@ fn run_rank(
         })?;
         rows.push(rows_of_step);
         if losses.len() + 1 == task.steps() {
-            held = model.held()?;
+            held = Some(model.held()?);
         }
         model.step(settings.optim.lr)?;
         moved = moved + (Moved::of(&model.stats()?) - before);
@@ -135,7 +135,11 @@ fn run_rank(
             }
         }
     }
-    held.counted.state = model.held()?.counted.state;
+    if let Some(held) = &mut held {
+        held.counted.state = model.held()?.counted.state;
+    }
+    // Of gradients that are no numbers ddp gives none.
+    held = held.filter(|_| !model.last_step().skipped);
     let (buckets, algorithms) = (model.plan().len(), model.last_step().algorithms());
     let model = model.into_module()?;
     Ok(RankRun {
@@ -145,7 +149,7 @@ fn run_rank(
         buckets,
         moved,
         expected,
-        held: Some(held),
+        held,
         algorithms,
         partial_bytes,
         weights_hash: weights_hash(&model),

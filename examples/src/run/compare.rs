@@ -204,17 +204,18 @@ fn line(report: &ModeReport) -> String {
     ])
 }
 
-const SHARES: Columns<10> = Columns::new([
+const SHARES: Columns<11> = Columns::new([
     ("mode", 11),
     ("ranks", 5),
     ("all_reduce", 10),
     ("reduce_scatter", 14),
     ("all_gather", 10),
+    ("all_to_all", 10),
     ("units", 5),
     ("by formula", 10),
-    ("held/rank", 11),
-    ("by formula", 11),
-    ("peak, formula", 13),
+    ("held/rank", 9),
+    ("by formula", 10),
+    ("peak at most", 12),
 ]);
 
 /// What the ranks of each mode moved and held.
@@ -247,11 +248,15 @@ fn share_line(report: &ModeReport) -> String {
         units(found.map_or(0.0, |traffic| traffic.units))
     };
     let sum: f64 = report.traffic.iter().map(|traffic| traffic.units).sum();
-    let bytes = |of: fn(&Traffic) -> u64| report.traffic.iter().map(of).sum::<u64>() as f64;
-    let counted = bytes(|traffic| traffic.bytes);
+    let all = |of: fn(&Traffic) -> u64| report.traffic.iter().map(of).sum::<u64>() as f64;
+    let counted = all(|traffic| traffic.bytes);
     let formula = match counted > 0.0 {
-        true => sum * bytes(|traffic| traffic.bytes_formula) / counted,
+        true => sum * all(|traffic| traffic.bytes_formula) / counted,
         false => 0.0,
+    };
+    let bytes = |bytes: usize| match bytes {
+        0 => "-".to_owned(),
+        _ => grouped(bytes as u64),
     };
     SHARES.line([
         report.mode.clone(),
@@ -259,11 +264,12 @@ fn share_line(report: &ModeReport) -> String {
         of("all_reduce"),
         of("reduce_scatter"),
         of("all_gather"),
+        of("all_to_all"),
         units(sum),
         units(formula),
-        grouped(report.held_bytes as u64),
-        grouped(report.held_formula as u64),
-        grouped(report.peak_formula as u64),
+        bytes(report.held_bytes),
+        bytes(report.held_formula),
+        bytes(report.peak_formula),
     ])
 }
 
