@@ -8,7 +8,7 @@ mod resolve;
 pub use error::ConfigError;
 pub use kmeans::{KMeansData, KMeansRun, KMeansSettings};
 pub use mlp::{
-    Compare, Data, Log, Model, Optim, OptimizerKind, Precision, Preset, Run, Settings, Train,
+    Compare, Data, Log, Model, Optim, OptimizerKind, Precision, Preset, Run, Settings, Train, Zero,
 };
 pub(crate) use resolve::read_tuning;
 pub use resolve::{Flag, print, resolve};

@@ -24,16 +24,17 @@ mod step_log;
 mod task;
 mod trace;
 mod train;
+mod trainer;
 mod weights;
 
 mod cli;
 mod run;
 
 pub use cli::{CompareFlags, KMeansCli, MlpCli, MlpCommand, TrainFlags};
-pub use compare::{Fault, Mode, ModeReport, Verdict, compare};
+pub use compare::{Fault, Mode, ModeReport, Traffic, Verdict, compare};
 pub use config::{
     Compare, ConfigError, Data, Flag, KMeansData, KMeansRun, KMeansSettings, Log, Model, Optim,
-    OptimizerKind, Precision, Preset, Run, Settings, Train, print, resolve,
+    OptimizerKind, Precision, Preset, Run, Settings, Train, Zero, print, resolve,
 };
 pub use data::{
     DataError, DataSet, IdxImages, Matrix, Samples, article_start, digits, idx_images, idx_labels,

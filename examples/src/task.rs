@@ -6,6 +6,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use collectives::{Partition, Place};
 use ddp::{Batch, DistributedSampler, Shards};
+use zero::Stage;
 
 use crate::model::tensor;
 use crate::{ConfigError, DataSet, Error, Mlp, Samples, Settings, digits, mnist_folder, synthetic};
@@ -137,12 +138,21 @@ impl Task {
     }
 
     /// The backward passes that a rank makes of its batch: its micro-shards if bits are to be equal
-    /// at every world size, else as many as are to be accumulated.
-    pub(crate) fn micro_batches(&self, batch: &Batch) -> Vec<Batch> {
-        match self.settings.ddp.micro_shards {
-            0 => batch.micro_batches(self.settings.train.accumulate),
-            _ => batch.micro_shards(),
+    /// at every world size, else as many as are to be accumulated. That is fewer where rows are few,
+    /// but not at stage 3, where all ranks make as many: there the rest are stand-ins.
+    pub(crate) fn micro_batches(&self, batch: &Batch, stage: Option<Stage>) -> Vec<Batch> {
+        if self.settings.ddp.micro_shards > 0 {
+            return batch.micro_shards();
         }
+        let due = self.settings.train.accumulate;
+        let mut pieces = batch.micro_batches(due);
+        if stage == Some(Stage::Three) {
+            let mut stand_in = batch.clone();
+            stand_in.rows.truncate(1);
+            stand_in.samples = 0;
+            pieces.resize(due, stand_in);
+        }
+        pieces
     }
 
     /// The mean loss of `model` over training rows.
@@ -174,20 +184,33 @@ impl Task {
         }
     }
 
-    /// Share of some test rows that the model puts into the right class; 0 of none.
+    /// Share of some test rows that the model puts into the right class; 0 of none. Every part of
+    /// every rank takes as many forward passes, as stage 3 needs it; one without rows runs on a
+    /// stand-in.
     pub(crate) fn accuracy(&self, model: &Mlp, rows: Range<usize>, device: &Device) -> f64 {
         /// Rows at a time, to bound memory.
         const CHUNK: usize = 1000;
         let samples = &self.data.test;
-        let rows: Vec<usize> = rows.collect();
-        let right: usize = rows
-            .chunks(CHUNK)
-            .map(|rows| {
-                let logits = model.forward(self.features(samples, rows, device));
+        if samples.is_empty() {
+            return 0.0;
+        }
+        let parts = match self.settings.ddp.micro_shards {
+            0 => self.settings.run.world_size,
+            shards => shards,
+        };
+        let longest = Partition::new(samples.len(), parts).range(0).len();
+        let passes = longest.div_ceil(CHUNK).max(1);
+        let cut = Partition::new(rows.len(), passes);
+        let right: usize = (0..passes)
+            .map(|pass| {
+                let chunk = cut.range(pass);
+                let own: Vec<usize> = chunk.map(|at| rows.start + at).collect();
+                let shown = if own.is_empty() { &[0][..] } else { &own };
+                let logits = model.forward(self.features(samples, shown, device));
                 let classes = logits.argmax(1).into_data();
-                let pairs = classes.iter::<i64>().zip(rows);
+                let pairs = classes.iter::<i64>().zip(own);
                 pairs
-                    .filter(|(class, row)| *class == i64::from(samples.labels()[**row]))
+                    .filter(|(class, row)| *class == i64::from(samples.labels()[*row]))
                     .count()
             })
             .sum();

@@ -8,11 +8,13 @@ use burn::module::Module;
 use burn::tensor::Device;
 use collectives::{Communicator, Row, launch};
 use ddp::StepRecord;
+use zero::Memory;
 
-use crate::moved::{minus, reductions};
+use crate::moved::{KINDS, Moved};
 use crate::step_log::{StepInfo, StepLog};
+use crate::trainer::{Held, Trainer};
 use crate::weights::weights_hash;
-use crate::{Error, Recording, Task, optimizer};
+use crate::{Error, Recording, Task};
 
 /// A span that a [`Recording`] sees.
 macro_rules! span {
@@ -63,8 +65,15 @@ pub struct TrainReport {
     pub buckets: Vec<usize>,
     /// The last step as rank 0 saw it.
     pub step: StepRecord,
-    /// Rank 0's reductions of gradients.
+    /// What rank 0's steps moved: gradients, and by the stages of ZeRO parameters.
     pub moved: Row,
+    /// The bytes that it sent for that, by collective, as far as there were any.
+    pub sent: Vec<(&'static str, u64)>,
+    /// Bytes of parameters, gradients and optimizer's state that a rank held between the last
+    /// backward pass and its step, at most, with the state as the step left it.
+    pub held: Memory,
+    /// What they are by formula.
+    pub held_formula: Memory,
     /// The algorithms that carried them out in the last step.
     pub algorithms: Vec<String>,
     /// Steps that all ranks left out, and the ranks whose gradients were no numbers.
@@ -106,9 +115,19 @@ pub fn train(task: &Task, news: impl Fn(News) + Sync) -> Result<TrainReport, Err
     let mut reports = outcome?;
     written.into_iter().collect::<Result<(), _>>()?;
     let equal = reports.iter().all(|(_, hash)| *hash == reports[0].1);
+    let most = |of: fn(&TrainReport) -> Memory| {
+        let held = reports.iter().map(|(report, _)| of(report));
+        held.max_by_key(Memory::total).unwrap_or_default()
+    };
+    let (held, held_formula) = (
+        most(|report| report.held),
+        most(|report| report.held_formula),
+    );
     let (report, _) = reports.swap_remove(0);
     Ok(TrainReport {
         bits_equal_ranks: equal,
+        held,
+        held_formula,
         ..report
     })
 }
@@ -119,18 +138,18 @@ fn run_rank(
     communicator: Communicator,
     steps: Option<&StepLog>,
     news: &(impl Fn(News) + Sync),
-) -> ddp::Result<(TrainReport, u64)> {
+) -> zero::Result<(TrainReport, u64)> {
     let place = communicator.place();
     let rank = place.rank;
     let plain = Device::flex();
     let device = plain.clone().autodiff();
     let lr = task.settings().optim.lr;
 
-    let model = task.model(&device);
-    let mut model = task.settings().ddp.init(model, communicator)?;
-    let mut optim = optimizer(&task.settings().optim);
-    let before = reductions(&model.stats()?);
-    let mut tested = Row::default();
+    let stage = task.settings().zero.stage;
+    let mut model = Trainer::new(task, stage, &device, communicator)?;
+    let before = Moved::of(&model.stats()?);
+    let mut tested = Moved::default();
+    let mut held = Held::default();
     let (mut skipped, mut non_finite) = (0, BTreeSet::new());
     let mut tally = Tally::default();
     let mut last = None;
@@ -139,13 +158,18 @@ fn run_rank(
         let epoch = step.div_ceil(task.steps_per_epoch());
         let whole = span!("step", rank, step, epoch).entered();
         let started = Instant::now();
-        let gradients = model.accumulate(task.micro_batches(&batch), |model, batch| {
+        model.accumulate(task.micro_batches(&batch, stage), |model, batch| {
             let rows = span!("data", rank).in_scope(|| task.train_rows(&batch.rows, &device));
             let loss = span!("forward", rank).in_scope(|| task.loss_of(model, rows, &device));
             (loss, batch.samples)
         })?;
-        model.step(lr, &mut optim, gradients)?;
-        let time = started.elapsed();
+        let computed = started.elapsed();
+        if step == task.steps() {
+            held = model.held()?;
+        }
+        let started = Instant::now();
+        model.step(lr)?;
+        let time = computed + started.elapsed();
         drop(whole);
         tally.add(model.last_step(), time);
         skipped += usize::from(model.last_step().skipped);
@@ -161,16 +185,16 @@ fn run_rank(
         }
         if step.is_multiple_of(task.steps_per_epoch()) || step == task.steps() {
             let mut epoch = tally.epoch(epoch, step);
-            let before = reductions(&model.stats()?);
+            let before = Moved::of(&model.stats()?);
             let parts = span!("test", rank).in_scope(|| {
-                let model = model.valid();
+                let model = model.module().valid();
                 let parts = task.test_parts(place).into_iter();
                 parts
                     .map(|part| ([task.accuracy(&model, part.clone(), &plain)], part.len()))
                     .collect::<Vec<_>>()
             });
             [epoch.accuracy] = model.weighted_mean(parts)?;
-            tested = tested + minus(reductions(&model.stats()?), before);
+            tested = tested + (Moved::of(&model.stats()?) - before);
             if rank == 0 {
                 news(News::Epoch(epoch.clone()));
             }
@@ -178,18 +202,26 @@ fn run_rank(
             tally = Tally::default();
         }
     }
-    let moved = minus(reductions(&model.stats()?), before);
+    let moved = Moved::of(&model.stats()?) - before - tested;
+    held.counted.state = model.held()?.counted.state;
+    let sent = KINDS.iter().zip(moved.0);
+    let sent = sent.filter(|(_, row)| row.bytes_sent > 0);
     let report = TrainReport {
         last: last.expect("a run has a step"),
         buckets: model.plan().buckets(),
         step: model.last_step().clone(),
-        moved: minus(moved, tested),
+        moved: moved.total(),
+        sent: sent
+            .map(|(kind, row)| (kind.name(), row.bytes_sent))
+            .collect(),
+        held: held.counted,
+        held_formula: held.predicted,
         algorithms: model.last_step().algorithms(),
         skipped,
         non_finite,
         bits_equal_ranks: true,
     };
-    Ok((report, weights_hash(model.module())))
+    Ok((report, weights_hash(&model.into_module()?)))
 }
 
 /// Sums over the steps of an epoch.

@@ -44,6 +44,11 @@ impl Weights {
         visitor.weights
     }
 
+    /// How many parameters there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Path of a parameter.
     pub(crate) fn name(&self, at: usize) -> &str {
         &self.0[at].0
@@ -81,11 +86,6 @@ impl ModuleVisitor for Collect {
         let values = parameter.base().into_data().iter::<f64>().collect();
         self.weights.0.push((self.path.join("."), values));
     }
-}
-
-/// Multiplies every gradient by `factor`.
-pub(crate) fn scale_gradients<M: Module>(model: &M, gradients: &mut GradientsParams, factor: f64) {
-    model.visit(&mut Scale { gradients, factor });
 }
 
 /// Whether every gradient is a number.
@@ -132,19 +132,5 @@ impl ModuleMapper for Flip {
             TensorData::with_bytes_mut([&mut data], |mut bytes| bytes[0][0] ^= 1);
             Tensor::from_data(data, (&device, dtype)).require_grad()
         })
-    }
-}
-
-struct Scale<'a> {
-    gradients: &'a mut GradientsParams,
-    factor: f64,
-}
-
-impl ModuleVisitor for Scale<'_> {
-    fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.gradients.remove::<D>(parameter.id) {
-            let scaled = gradient.mul_scalar(self.factor);
-            self.gradients.register(parameter.id, scaled);
-        }
     }
 }

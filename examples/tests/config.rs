@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use collectives::{Algorithm, Choice};
 use examples::{ConfigError, Flag, KMeansSettings, Preset, Settings, Task, print, resolve};
 
+use zero::Stage;
+
 use crate::data::folder;
 
 fn written(name: &str, text: &str) -> PathBuf {
@@ -67,6 +69,34 @@ fn rules_by_size_are_a_setting_like_any_other() {
     let settings = resolve(&Settings::train(), Some(&path), &[]).unwrap();
     assert!(
         matches!(settings.collectives.all_reduce, Some(Choice::Sized(rules)) if rules.len() == 2)
+    );
+}
+
+#[test]
+fn a_stage_is_a_number_of_which_0_is_ddp() {
+    for (text, stage) in [
+        ("[zero]\nstage = 0\n", None),
+        ("[zero]\nstage = 1\n", Some(Stage::One)),
+        ("[zero]\nstage = 3\n", Some(Stage::Three)),
+    ] {
+        let path = written("stage", text);
+        let settings = resolve(&Settings::train(), Some(&path), &[]).unwrap();
+        assert_eq!(settings.zero.stage, stage);
+        assert!(print(&settings).contains(text), "{}", print(&settings));
+    }
+    for wrong in ["4", "-1", "2.5", "\"two\""] {
+        let error = refused("stage", &format!("[zero]\nstage = {wrong}\n"));
+        assert!(
+            error.starts_with(&format!("mlp.toml: zero.stage = {wrong}: ")),
+            "{error}"
+        );
+    }
+    let error = refused("stage-4", "[zero]\nstage = 4\n");
+    assert!(error.ends_with("allowed is 0 (ddp), 1, 2 or 3"), "{error}");
+    let error = refused("stages", "[zero]\nstages = 1\n");
+    assert!(
+        error.ends_with("the nearest known key is \"zero.stage\""),
+        "{error}"
     );
 }
 

@@ -7,4 +7,5 @@ mod data;
 mod kmeans;
 mod programs;
 mod report;
+mod sharded;
 mod trace;

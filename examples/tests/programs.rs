@@ -60,7 +60,13 @@ fn compare_says_how_many_buckets_and_where_the_curves_lie() {
     let text = out(&output);
     assert!(text.contains("Each step reduced 3 buckets"), "{text}");
     assert!(text.contains("target/lockstep/compare.svg"), "{text}");
-    for mode in ["single", "ddp:ring", "ddp:tree"] {
+    assert!(
+        text.contains("reduce_scatter") && text.contains("held/rank"),
+        "{text}"
+    );
+    for mode in [
+        "single", "ddp:ring", "ddp:tree", "zero:1", "zero:2", "zero:3",
+    ] {
         assert!(text.lines().any(|line| line.starts_with(mode)), "{text}");
     }
 }
@@ -103,6 +109,36 @@ fn wrong_flags_and_settings_are_exit_code_2_and_no_panic() {
         ("compare --world-size four", "four"),
         ("compare --world-size -1", "-1"),
         ("compare --modes ddp:star", "allowed are single, ddp:"),
+        ("compare --modes zero:4", "zero:1, zero:2, zero:3"),
+        ("compare --modes zero:2:star", "as in zero:2:tree"),
+        (
+            "compare --modes zero:2 --comm-hook bf16",
+            "ddp.comm_hook = bf16",
+        ),
+        (
+            "compare --modes zero:3 --micro-shards 8 --world-size 3",
+            "ddp.micro_shards = 8: allowed is a multiple of 3",
+        ),
+        (
+            "train --zero-stage 4",
+            "--zero-stage: zero.stage = 4: allowed is 0 (ddp), 1, 2 or 3",
+        ),
+        (
+            "train --zero-stage -1",
+            "zero.stage = -1: allowed is 0 (ddp), 1, 2 or 3",
+        ),
+        (
+            "train --zero-stage 2 --comm-hook fp16",
+            "ddp.comm_hook = fp16",
+        ),
+        (
+            "train --zero-stage 3 --check-replicas-every 2",
+            "ddp.check_replicas_every = 2: allowed is 0 at stage 3",
+        ),
+        (
+            "train --zero-stage 3 --micro-shards 8 --world-size 3",
+            "ddp.micro_shards = 8: allowed is a multiple of 3",
+        ),
         ("compare --global-batch 0", "train.global_batch_size = 0"),
         (
             "compare --inject plain-mean --world-size 1",
@@ -173,6 +209,59 @@ fn train_reports_loss_accuracy_speed_and_overlap_and_draws_no_bar_into_a_pipe() 
     let accuracy: f64 = last.split_whitespace().nth(3).unwrap().parse().unwrap();
     assert!(accuracy > 0.8, "{text}");
     assert!(text.contains("bit for bit"), "{text}");
+}
+
+#[test]
+fn train_says_the_stage_what_it_held_and_what_it_sent() {
+    let folder = folder("programs-stage");
+    for stage in 0..=3 {
+        let arguments = format!("train --steps 4 --world-size 2 --zero-stage {stage}");
+        let output = mlp(&folder, &arguments);
+        assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+        let text = out(&output);
+        let says = |words: &str| text.contains(words);
+        assert_eq!(
+            says(&format!("stage {stage}: a rank held up to")),
+            stage > 0,
+            "{text}"
+        );
+        assert_eq!(
+            says(&format!("sharded by stage {stage}")),
+            stage > 0,
+            "{text}"
+        );
+        assert_eq!(says("reduce-scatter a step by"), stage > 1, "{text}");
+        assert_eq!(says("reduce_scatter 19,"), stage > 1, "{text}");
+    }
+}
+
+#[test]
+fn compare_leaves_out_of_the_usual_modes_what_other_settings_refuse() {
+    let folder = folder("programs-fit");
+    for (arguments, modes) in [
+        (
+            "--comm-hook bf16 --tolerance 1",
+            "single,ddp:ring,ddp:tree,zero:1",
+        ),
+        (
+            "--check-replicas-every 2",
+            "single,ddp:ring,ddp:tree,zero:1,zero:2",
+        ),
+        (
+            "--micro-shards 8 --world-size 3",
+            "single,ddp:ring,ddp:tree,zero:1,zero:2",
+        ),
+    ] {
+        let output = mlp(&folder, &format!("compare --steps 3 --json {arguments}"));
+        assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+        let mode = |line: &str| {
+            let report: Value = serde_json::from_str(line).unwrap();
+            report["mode"].as_str().unwrap().to_owned()
+        };
+        let text = out(&output);
+        let ran: Vec<String> = text.lines().map(mode).collect();
+        assert_eq!(ran.join(","), modes);
+    }
 }
 
 #[test]

@@ -48,3 +48,4 @@ pub use config::{Stage, ZeroConfig};
 pub use error::{Error, Result};
 pub use memory::{Memory, MemoryReport, memory_table};
 pub use sharded::ShardedDataParallel;
+pub use state::state_bytes;

@@ -171,7 +171,8 @@ impl Shared {
 pub struct CompareFlags {
     #[command(flatten)]
     shared: Shared,
-    /// single, or ddp: and an algorithm or auto [default: single,ddp:ring,ddp:tree].
+    /// single; ddp: and an algorithm or auto; or zero: and a stage, by ring unless :ALGORITHM follows
+    /// [default: single,ddp:ring,ddp:tree,zero:1,zero:2,zero:3].
     #[arg(long, value_name = "MODE,...", value_delimiter = ',')]
     modes: Option<Vec<String>>,
     /// Largest difference of losses that passes [default: 1e-5 in f32, 1e-10 in f64].
@@ -181,7 +182,8 @@ pub struct CompareFlags {
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     world_sizes: Option<Vec<usize>>,
     /// Hold every loss and every weight against the single process's by ==; needs --micro-shards.
-    /// Modes are then single, ddp:ring, ddp:tree, ddp:halving, ddp:direct unless set.
+    /// Modes are then single, ddp:ring, ddp:tree, ddp:halving, ddp:direct, zero:1, zero:2, zero:3
+    /// unless set.
     #[arg(long)]
     exact: bool,
     /// Folder for the curves.
@@ -230,6 +232,7 @@ impl CompareFlags {
         };
         let mut settings = resolve(&defaults, file, &flags.0)?.settle();
         settings.check()?;
+        settings.fit_modes(&defaults);
         settings.check_compare()?;
         if let Some(fault) = self.fault() {
             fault.prepare(&mut settings)?;
@@ -267,6 +270,10 @@ pub struct TrainFlags {
     /// Algorithm of all collectives: auto, ring, tree, halving, direct or naive.
     #[arg(long)]
     algorithm: Option<String>,
+    /// What each rank holds only a part of, by ZeRO: 0 nothing (ddp), 1 the optimizer's state, 2 also
+    /// gradients, 3 also parameters.
+    #[arg(long, value_name = "0|1|2|3", allow_negative_numbers = true)]
+    zero_stage: Option<i64>,
     /// Other defaults: wide is 784-2048x8-10 on synthetic rows, 31.0 M parameters.
     #[arg(long)]
     preset: Option<Named>,
@@ -296,6 +303,7 @@ impl TrainFlags {
         };
         let mut flags = self.shared.flags()?;
         flags.algorithm(self.algorithm.clone());
+        flags.add("--zero-stage", "zero.stage", self.zero_stage);
         let path = |path: &PathBuf| path.display().to_string();
         flags.add("--trace", "log.trace", self.trace.as_ref().map(path));
         flags.add("--log", "log.steps", self.log.as_ref().map(path));

@@ -1,5 +1,8 @@
 //! Mistakes that data-parallel programs are known for, made on purpose.
 
+use zero::Stage;
+
+use super::Mode;
 use crate::{ConfigError, Settings};
 
 /// A mistake to make in every data-parallel mode, so that the verdict can be
@@ -29,10 +32,11 @@ impl Fault {
 
     /// Changes settings under which the fault would not show: a plain mean
     /// over even parts is the right mean, so that an even global batch loses
-    /// half a row a rank (96 rows on 4 ranks become 94: 24, 24, 23, 23).
+    /// half a row a rank (96 rows on 4 ranks become 94: 24, 24, 23, 23); and modes of stage 3 have no
+    /// weights of which a bit could be turned over.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] in a world of one rank, where no fault shows.
+    /// [`ConfigError::Value`] in a world of one rank, where no fault shows, or if no mode is left.
     ///
     /// ```
     /// use examples::{Fault, Settings};
@@ -51,6 +55,22 @@ impl Fault {
                 allowed: "allowed is 2 or more with --inject: one rank alone shows no fault"
                     .to_owned(),
             });
+        }
+        if self == Self::OneBit {
+            let modes = &mut settings.compare.modes;
+            let asked = format!("{modes:?}");
+            modes.retain(|name| {
+                let mode = name.parse::<Mode>();
+                mode.map_or(true, |mode| mode.stage() != Some(Stage::Three))
+            });
+            if modes.is_empty() {
+                let allowed = "another mode with this --inject: at stage 3 no rank has the weight";
+                return Err(ConfigError::Value {
+                    key: "compare.modes".to_owned(),
+                    value: asked,
+                    allowed: format!("allowed is {allowed}"),
+                });
+            }
         }
         let batch = &mut settings.train.global_batch_size;
         if self == Self::PlainMean && *batch <= world {

@@ -2,11 +2,14 @@
 
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
-use collectives::{Choice, Communicator, Place, Row, launch};
+use collectives::{Communicator, Place, launch};
 
 use super::Fault;
-use crate::moved::{minus, reductions};
-use crate::weights::{Weights, flip_last_bit, parameter_hashes, scale_gradients, weights_hash};
+use super::mode::Way;
+use super::traffic::Expected;
+use crate::moved::Moved;
+use crate::trainer::{Held, Trainer};
+use crate::weights::{Weights, flip_last_bit, parameter_hashes, weights_hash};
 use crate::{Error, Task, optimizer};
 
 /// What one rank saw.
@@ -26,8 +29,13 @@ pub(super) struct RankRun {
     pub(super) partial_bytes: usize,
     /// Buckets a step, by the plan in force at the end.
     pub(super) buckets: usize,
-    /// What its reductions moved, and were predicted to.
-    pub(super) moved: Row,
+    /// What its steps moved, and were predicted to.
+    pub(super) moved: Moved,
+    /// What the formulas of the stage say that they move, where they say it.
+    pub(super) expected: Option<Expected>,
+    /// What it held between the last backward pass and its step, with the optimizer's state as the
+    /// step left it; None if nothing was reduced, or the step left out.
+    pub(super) held: Option<Held>,
     /// The algorithms that carried them out.
     pub(super) algorithms: Vec<String>,
     /// Share of communication that lay inside the backward pass, mean over
@@ -37,42 +45,58 @@ pub(super) struct RankRun {
 
 pub(super) fn run(
     task: &Task,
-    choice: &Choice,
+    way: Way<'_>,
     world: usize,
     fault: Option<Fault>,
 ) -> Result<Vec<RankRun>, Error> {
     let settings = task.settings();
-    let mut config = settings.collectives.clone().with_algorithm(choice.clone());
+    let mut config = settings
+        .collectives
+        .clone()
+        .with_algorithm(way.choice.clone());
     config.all_reduce = None;
+    config.deterministic |= way.stage.is_some();
     let runs = launch::spawn(world, &config, |communicator| match fault {
         Some(Fault::NoAllReduce) => run_alone(task, communicator.place()),
-        _ => run_rank(task, communicator, fault),
+        _ => run_rank(task, way, communicator, fault),
     })?;
     Ok(runs)
 }
 
-fn run_rank(task: &Task, communicator: Communicator, fault: Option<Fault>) -> ddp::Result<RankRun> {
+fn run_rank(
+    task: &Task,
+    way: Way<'_>,
+    communicator: Communicator,
+    fault: Option<Fault>,
+) -> zero::Result<RankRun> {
     let place = communicator.place();
     let device = Device::flex().autodiff();
     let settings = task.settings();
-    let lr = settings.optim.lr;
+    let exact = settings.compare.exact;
+    // As if the sum were not divided.
+    let scale = match fault {
+        Some(Fault::SumForMean) => place.world as f64,
+        _ => 1.0,
+    };
     let mut losses = Vec::new();
     let mut rows = Vec::new();
     let mut hashes = Vec::new();
     let mut hidden = 0.0;
     let mut partial_bytes = 0;
+    let mut moved = Moved::default();
+    let mut expected = Expected::of(task, way);
+    let mut held = None;
 
-    let model = task.model(&device);
-    let mut model = settings.ddp.init(model, communicator)?;
-    let mut optim = optimizer(&settings.optim);
-    let at_first = reductions(&model.stats()?);
+    let mut model = Trainer::new(task, way.stage, &device, communicator)?;
     let dealt = match fault {
         Some(Fault::FullBatch) => Place { rank: 0, world: 1 },
         _ => place,
     };
     for batch in task.batches(dealt)? {
+        // Looking at the weights moves some too.
+        let before = Moved::of(&model.stats()?);
         let mut rows_of_step = 0;
-        let mut gradients = model.accumulate(task.micro_batches(&batch), |model, batch| {
+        model.accumulate(task.micro_batches(&batch, way.stage), |model, batch| {
             // Counted where the rows enter the model; a stand-in does not count.
             rows_of_step += match batch.samples {
                 0 => 0,
@@ -82,43 +106,63 @@ fn run_rank(task: &Task, communicator: Communicator, fault: Option<Fault>) -> dd
                 Some(Fault::PlainMean) => batch.samples.min(1),
                 _ => batch.samples,
             };
-            (task.loss(model, &batch.rows, &device), samples)
+            let loss = task.loss(model, &batch.rows, &device);
+            match fault {
+                Some(Fault::SumForMean) => (loss * scale, samples),
+                _ => (loss, samples),
+            }
         })?;
         rows.push(rows_of_step);
-        if fault == Some(Fault::SumForMean) {
-            scale_gradients(model.module(), &mut gradients, place.world as f64);
+        if losses.len() + 1 == task.steps() {
+            held = Some(model.held()?);
         }
-        model.step(lr, &mut optim, gradients)?;
-        if fault == Some(Fault::OneBit) && losses.len() == Fault::ONE_BIT_STEP {
-            model.update(flip_last_bit);
+        model.step(settings.optim.lr)?;
+        moved = moved + (Moved::of(&model.stats()?) - before);
+        let record = model.last_step();
+        losses.push(record.loss / scale);
+        hidden += record.hidden();
+        partial_bytes = partial_bytes.max(record.partial_bytes);
+        if let Some(expected) = &mut expected {
+            expected.add_step(model.plan(), record, place.world);
         }
-        if settings.compare.exact && place.rank == 0 {
-            hashes.push(parameter_hashes(model.module()));
+        if fault == Some(Fault::OneBit) && losses.len() == Fault::ONE_BIT_STEP + 1 {
+            model.update(flip_last_bit)?;
         }
-        losses.push(model.last_step().loss);
-        hidden += model.last_step().hidden();
-        partial_bytes = partial_bytes.max(model.last_step().partial_bytes);
+        if exact {
+            let whole = model.whole();
+            if place.rank == 0 {
+                hashes.push(parameter_hashes(&whole));
+            }
+        }
     }
-    let moved = minus(reductions(&model.stats()?), at_first);
+    if let Some(held) = &mut held {
+        held.counted.state = model.held()?.counted.state;
+    }
+    // Of gradients that are no numbers ddp gives none.
+    held = held.filter(|_| !model.last_step().skipped);
+    let (buckets, algorithms) = (model.plan().len(), model.last_step().algorithms());
+    let model = model.into_module()?;
     Ok(RankRun {
         hidden: hidden / losses.len() as f64,
         losses,
         rows,
-        buckets: model.plan().len(),
+        buckets,
         moved,
-        algorithms: model.last_step().algorithms(),
+        expected,
+        held,
+        algorithms,
         partial_bytes,
-        weights_hash: weights_hash(model.module()),
+        weights_hash: weights_hash(&model),
         hashes,
         weights: match place.rank {
-            0 => Weights::of(model.module()),
+            0 => Weights::of(&model),
             _ => Weights::default(),
         },
     })
 }
 
 /// The fault of a rank that reduces nothing: a plain loop over its own part.
-fn run_alone(task: &Task, place: Place) -> ddp::Result<RankRun> {
+fn run_alone(task: &Task, place: Place) -> zero::Result<RankRun> {
     let device = Device::flex().autodiff();
     let mut losses = Vec::new();
     let mut rows = Vec::new();
@@ -141,7 +185,9 @@ fn run_alone(task: &Task, place: Place) -> ddp::Result<RankRun> {
         weights: Weights::of(&model),
         partial_bytes: 0,
         buckets: 0,
-        moved: Row::default(),
+        moved: Moved::default(),
+        expected: None,
+        held: None,
         algorithms: Vec::new(),
         hidden: 0.0,
     })

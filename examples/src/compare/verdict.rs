@@ -1,12 +1,16 @@
 //! What a mode did, and whether that was right.
 
-use collectives::Choice;
+use collectives::{Algorithm, Choice};
 use ddp::Hook;
 use serde::Serialize;
+use zero::{Memory, Stage};
 
 use super::Mode;
+use super::mode::Way;
 use super::ranks::RankRun;
 use super::single::Reference;
+use super::traffic::{self, Traffic};
+use crate::trainer::Held;
 use crate::{Precision, Task};
 
 /// Right or wrong.
@@ -46,11 +50,21 @@ pub struct ModeReport {
     pub partial_bytes: usize,
     /// Buckets, that is all-reduces, a step; 0 for the single process.
     pub buckets: usize,
-    /// Bytes sent by the busiest rank in all its all-reduces of the whole run,
-    /// counted where they pass the transport.
+    /// Bytes sent by the busiest rank in all its steps of the whole run, counted
+    /// where they pass the transport.
     pub bytes_per_rank: u64,
     /// What the algorithm's closed form says it should have sent.
     pub bytes_formula: u64,
+    /// The same by collective, for all ranks; empty for the single process.
+    pub traffic: Vec<Traffic>,
+    /// Bytes of parameters, gradients and optimizer's state that a rank holds between a backward pass
+    /// and its step, at most; 0 for the single process.
+    pub held_bytes: usize,
+    /// What they are by formula.
+    pub held_formula: usize,
+    /// By formula, the most that a backward pass holds of these and of buckets that are filling, under
+    /// way or gathered.
+    pub peak_formula: usize,
     /// Share of communication time inside the backward pass, 0 to 1: mean over
     /// steps and ranks. None for the single process.
     pub hidden: Option<f64>,
@@ -84,6 +98,10 @@ pub(super) fn of_single(reference: &Reference) -> ModeReport {
         buckets: 0,
         bytes_per_rank: 0,
         bytes_formula: 0,
+        traffic: Vec::new(),
+        held_bytes: 0,
+        held_formula: 0,
+        peak_formula: 0,
         hidden: None,
         algorithm: None,
         verdict: verdict(&failures),
@@ -95,7 +113,7 @@ pub(super) fn of_single(reference: &Reference) -> ModeReport {
 pub(super) fn of_ranks(
     task: &Task,
     mode: &Mode,
-    choice: &Choice,
+    way: Way<'_>,
     reference: &Reference,
     runs: &[RankRun],
     difference: Option<String>,
@@ -111,15 +129,22 @@ pub(super) fn of_ranks(
                 .zip(&runs[0].losses)
                 .all(|(left, right)| same(left, right))
     });
-    let busiest = runs.iter().max_by_key(|run| run.moved.bytes_sent);
-    let busiest = busiest.expect("a world has a rank");
+    let busiest = runs.iter().max_by_key(|run| run.moved.total().bytes_sent);
+    let busiest = busiest.expect("a world has a rank").moved.total();
+    let (traffic, wrong_traffic) = traffic::of_ranks(task, way, runs);
+    let most = |of: fn(&Held) -> usize| {
+        let held = runs.iter().filter_map(|run| run.held.as_ref());
+        held.map(of).max().unwrap_or(0)
+    };
     let failures = [
         far_from_single(task, reference, &losses, max_abs_diff),
         difference,
         (!bits_equal_ranks).then(|| "ranks ended with different bits".to_owned()),
         wrong_rows(reference, runs),
         wrong_bytes(runs),
-        wrong_algorithm(task, choice, runs),
+        wrong_traffic,
+        wrong_memory(runs),
+        wrong_algorithm(task, way, runs),
     ];
     let failures: Vec<String> = failures.into_iter().flatten().collect();
     let algorithms = &runs[0].algorithms;
@@ -135,8 +160,12 @@ pub(super) fn of_ranks(
         exact: task.settings().compare.exact,
         partial_bytes: runs.iter().map(|run| run.partial_bytes).max().unwrap_or(0),
         buckets: runs[0].buckets,
-        bytes_per_rank: busiest.moved.bytes_sent,
-        bytes_formula: busiest.moved.predicted_sent,
+        bytes_per_rank: busiest.bytes_sent,
+        bytes_formula: busiest.predicted_sent,
+        traffic,
+        held_bytes: most(|held| held.counted.total()),
+        held_formula: most(|held| held.predicted.total()),
+        peak_formula: most(|held| held.predicted.total() + held.in_flight),
         // One rank alone has nothing to hide.
         hidden: (runs.len() > 1)
             .then(|| runs.iter().map(|run| run.hidden).sum::<f64>() / runs.len() as f64),
@@ -251,26 +280,51 @@ fn wrong_rows(reference: &Reference, runs: &[RankRun]) -> Option<String> {
 
 fn wrong_bytes(runs: &[RankRun]) -> Option<String> {
     runs.iter().enumerate().find_map(|(rank, run)| {
-        let (sent, predicted) = (run.moved.bytes_sent, run.moved.predicted_sent);
+        let all = run.moved.total();
+        let (sent, predicted) = (all.bytes_sent, all.predicted_sent);
         (sent != predicted)
             .then(|| format!("rank {rank} sent {sent} bytes, the formula says {predicted}"))
     })
 }
 
+/// What is held is what the formula says; the optimizer keeps nothing before its first step.
+fn wrong_memory(runs: &[RankRun]) -> Option<String> {
+    runs.iter().enumerate().find_map(|(rank, run)| {
+        let held = run.held.as_ref()?;
+        let Memory {
+            parameters,
+            gradients,
+            state,
+        } = held.counted;
+        (held.counted != held.predicted).then(|| {
+            format!(
+                "rank {rank} held {parameters} + {gradients} + {state} bytes of parameters, gradients \
+                 and optimizer's state, by formula {} + {} + {}",
+                held.predicted.parameters, held.predicted.gradients, held.predicted.state
+            )
+        })
+    })
+}
+
 /// A named algorithm is the one that runs, and something does run.
-fn wrong_algorithm(task: &Task, choice: &Choice, runs: &[RankRun]) -> Option<String> {
+fn wrong_algorithm(task: &Task, way: Way<'_>, runs: &[RankRun]) -> Option<String> {
     let settings = task.settings();
     let narrow = matches!(settings.ddp.comm_hook, Hook::Bf16 | Hook::Fp16);
-    let one_order = settings.collectives.deterministic || narrow;
+    let one_order = settings.collectives.deterministic || narrow || way.stage.is_some();
+    // Of a reduce-scatter nothing is left but the exchange.
+    let scatters = way.stage > Some(Stage::One);
     runs.iter().enumerate().find_map(|(rank, run)| {
         let ran = run.algorithms.join("+");
-        match choice {
+        match way.choice {
             _ if run.algorithms.is_empty() => Some(format!("rank {rank} reduced nothing")),
             // For one order of sums, or 16-bit floats, the ring and at times halving take the direct
             // exchange.
             Choice::Fixed(asked)
                 if ran == asked.to_string()
-                    || one_order && (ran == format!("direct+{asked}") || ran == "blocks") =>
+                    || one_order && (ran == format!("direct+{asked}") || ran == "blocks")
+                    || scatters
+                        && matches!(asked, Algorithm::Ring | Algorithm::Halving)
+                        && ran == "direct" =>
             {
                 None
             }

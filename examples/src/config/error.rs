@@ -63,6 +63,18 @@ impl ConfigError {
         }
     }
 
+    /// ddp's own check of its section, with the section's name.
+    pub(super) fn of_ddp(error: ddp::Error) -> Self {
+        match error {
+            ddp::Error::Config {
+                name,
+                value,
+                expected,
+            } => Self::value(&format!("ddp.{name}"), value, expected),
+            other => Self::value("ddp", "", other.to_string()),
+        }
+    }
+
     /// The communicator's own check of its section, with the section's name.
     pub(super) fn of_collectives(error: collectives::Error) -> Self {
         match error {

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use collectives::CommunicatorConfig;
 use ddp::DdpConfig;
 use serde::{Deserialize, Serialize};
+use zero::{Stage, ZeroConfig};
 
 use super::ConfigError;
+use crate::Mode;
 use crate::trace::drawing_path;
 
 /// Everything `mlp` can be told, one field a section of the TOML file.
@@ -30,6 +32,8 @@ pub struct Settings {
     pub collectives: CommunicatorConfig,
     /// `[ddp]`
     pub ddp: DdpConfig,
+    /// `[zero]`, read by `mlp train` only
+    pub zero: Zero,
     /// `[log]`, read by `mlp train` only
     pub log: Log,
 }
@@ -151,11 +155,46 @@ pub struct Train {
     pub accumulate: usize,
 }
 
+/// `[zero]`: what each rank holds only a part of.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Zero {
+    /// The stage; in TOML a number, of which 0 is none: ddp, with all on every rank.
+    #[serde(with = "stage")]
+    pub stage: Option<Stage>,
+}
+
+/// A stage as a number, or 0.
+mod stage {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use zero::Stage;
+
+    pub(super) fn serialize<S: Serializer>(
+        stage: &Option<Stage>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.serialize_u8(stage.map_or(0, u8::from))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Stage>, D::Error> {
+        let number = i64::deserialize(from)?;
+        let found = Stage::ALL.into_iter().map(Some).chain([None]);
+        let number_of = |stage: &Option<Stage>| stage.map_or(0, u8::from);
+        { found }
+            .find(|stage| i64::from(number_of(stage)) == number)
+            .ok_or_else(|| D::Error::custom("allowed is 0 (ddp), 1, 2 or 3"))
+    }
+}
+
 /// `[compare]`: what is held against the single process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compare {
-    /// `single`, or `ddp:` and an algorithm of all-reduce or `auto`.
+    /// `single`; `ddp:` and an algorithm or `auto`; or `zero:` and a stage, and `:` and an algorithm
+    /// if that is not to be the ring.
     pub modes: Vec<String>,
     /// Largest difference of losses, per step, that still passes; 0 takes
     /// 1e-5 in f32 and 1e-10 in f64.
@@ -252,9 +291,11 @@ impl Settings {
                 accumulate: 1,
             },
             compare: Compare {
-                modes: ["single", "ddp:ring", "ddp:tree"]
-                    .map(str::to_owned)
-                    .to_vec(),
+                modes: [
+                    "single", "ddp:ring", "ddp:tree", "zero:1", "zero:2", "zero:3",
+                ]
+                .map(str::to_owned)
+                .to_vec(),
                 tolerance: 0.0,
                 world_sizes: Vec::new(),
                 exact: false,
@@ -262,6 +303,7 @@ impl Settings {
             },
             collectives: CommunicatorConfig::default(),
             ddp: DdpConfig::default(),
+            zero: Zero::default(),
             log: Log::default(),
         }
     }
@@ -282,7 +324,8 @@ impl Settings {
         settings
     }
 
-    /// Defaults of `mlp compare --exact`: every algorithm that is not there to be plain.
+    /// Defaults of `mlp compare --exact`: every algorithm that is not there to be plain, and every
+    /// stage.
     pub fn exact() -> Self {
         let mut settings = Self::compare();
         let modes = [
@@ -291,6 +334,9 @@ impl Settings {
             "ddp:tree",
             "ddp:halving",
             "ddp:direct",
+            "zero:1",
+            "zero:2",
+            "zero:3",
         ];
         settings.compare.modes = modes.map(str::to_owned).to_vec();
         settings.compare.exact = true;
@@ -329,6 +375,31 @@ impl Settings {
             ([], false) => vec![self.run.world_size],
             (sizes, _) => sizes.to_vec(),
         }
+    }
+
+    /// Those of one mode: the exact ones that nobody chose leave out what stage 3 cannot share out.
+    pub(crate) fn world_sizes_of(&self, mode: &Mode) -> Vec<usize> {
+        let mut sizes = self.world_sizes();
+        if mode.stage() == Some(Stage::Three)
+            && self.compare.exact
+            && self.compare.world_sizes.is_empty()
+        {
+            sizes.retain(|&size| self.ddp.micro_shards.is_multiple_of(size));
+        }
+        sizes
+    }
+
+    /// Takes the modes out of `defaults` that these settings cannot have, if nobody chose others.
+    pub(crate) fn fit_modes(&mut self, defaults: &Self) {
+        if self.compare.modes != defaults.compare.modes {
+            return;
+        }
+        let can = |name: &String| {
+            let mode: Result<Mode, _> = name.parse();
+            mode.is_ok_and(|mode| self.check_mode(&mode).is_ok())
+        };
+        let modes = self.compare.modes.iter().filter(|name| can(name));
+        self.compare.modes = modes.cloned().collect();
     }
 
     /// Sets what follows from other settings: with micro-shards the ranks must continue one tree
@@ -406,21 +477,8 @@ impl Settings {
         self.log.check()?;
         not_negative("ddp.bucket_cap_mb", self.ddp.bucket_cap_mb)?;
         not_negative("ddp.first_bucket_mb", self.ddp.first_bucket_mb)?;
-        if let Err(ddp::Error::Config {
-            name,
-            value,
-            expected,
-        }) = self.ddp.validate()
-        {
-            let key = match name {
-                "rung_stride" => "ddp.rung_stride",
-                "micro_shards" => "ddp.micro_shards",
-                "max_grad_norm" => "ddp.max_grad_norm",
-                "comm_hook" => "ddp.comm_hook",
-                other => other,
-            };
-            return Err(ConfigError::value(key, value, expected));
-        }
+        self.ddp.validate().map_err(ConfigError::of_ddp)?;
+        self.check_stage(self.zero.stage, &[self.run.world_size])?;
         self.collectives
             .validate()
             .map_err(ConfigError::of_collectives)
@@ -442,6 +500,13 @@ impl Settings {
                 return Err(ConfigError::value(key, format!("{path:?}"), allowed));
             }
         }
+        if let Some(stage) = self.zero.stage {
+            let allowed = "0 with compare, whose modes name stages, as in --modes zero:2";
+            return Err(ConfigError::value("zero.stage", u8::from(stage), allowed));
+        }
+        for mode in Mode::read(&self.compare.modes)? {
+            self.check_mode(&mode)?;
+        }
         let sizes = &self.compare.world_sizes;
         if (1..sizes.len()).any(|at| sizes[..at].contains(&sizes[at])) {
             let allowed = "each world size once";
@@ -460,6 +525,37 @@ impl Settings {
             ));
         }
         Ok(())
+    }
+
+    fn check_mode(&self, mode: &Mode) -> Result<(), ConfigError> {
+        self.check_stage(mode.stage(), &self.world_sizes_of(mode))
+    }
+
+    /// Refuses what a stage cannot do at these world sizes.
+    fn check_stage(&self, stage: Option<Stage>, worlds: &[usize]) -> Result<(), ConfigError> {
+        let Some(stage) = stage else {
+            return Ok(());
+        };
+        match ZeroConfig::new(stage).with_ddp(self.ddp).validate() {
+            Err(zero::Error::Ddp(error)) => return Err(ConfigError::of_ddp(error)),
+            Err(error) => {
+                let number = u8::from(stage);
+                return Err(ConfigError::value("zero.stage", number, error.to_string()));
+            }
+            Ok(()) => {}
+        }
+        let shards = self.ddp.micro_shards;
+        let uneven = worlds.iter().find(|&&world| !shards.is_multiple_of(world));
+        match uneven {
+            Some(world) if stage == Stage::Three => {
+                let allowed = format!(
+                    "a multiple of {world} with stage 3 on {world} ranks, which all make as many \
+                     forward passes"
+                );
+                Err(ConfigError::value("ddp.micro_shards", shards, allowed))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_micro_batches(&self) -> Result<(), ConfigError> {

@@ -9,8 +9,8 @@ use ddp::{DdpConfig, Shards};
 use super::{counted, percent, say, widths};
 use crate::compare::tolerance;
 use crate::{
-    Columns, CompareFlags, Curve, Error, Log, Mode, ModeReport, Settings, Task, Verdict, compare,
-    curves_csv, curves_svg, grouped, print, timeline, train,
+    Columns, CompareFlags, Curve, Error, Log, Mode, ModeReport, Precision, Settings, Task, Traffic,
+    Verdict, compare, curves_csv, curves_svg, grouped, print, timeline, train,
 };
 
 const COLUMNS: Columns<10> = Columns::new([
@@ -56,6 +56,9 @@ pub fn run_compare(flags: &CompareFlags) -> Result<bool, Error> {
     let [csv, svg] = write_curves(out, &reports)?;
     let passed = reports.iter().all(|report| report.verdict == Verdict::Pass);
     if !json {
+        if modes.iter().any(|mode| mode.stage().is_some()) {
+            share(&task, &reports);
+        }
         conclude(&reports, passed);
         say(format_args!("curves: {csv}\n        {svg}"));
         if passed && !task.settings().compare.exact && reports.iter().any(hides_little) {
@@ -198,6 +201,75 @@ fn line(report: &ModeReport) -> String {
             report.algorithm.as_deref().unwrap_or("-"),
             if report.exact { "==, " } else { "" }
         ),
+    ])
+}
+
+const SHARES: Columns<11> = Columns::new([
+    ("mode", 11),
+    ("ranks", 5),
+    ("all_reduce", 10),
+    ("reduce_scatter", 14),
+    ("all_gather", 10),
+    ("all_to_all", 10),
+    ("units", 5),
+    ("by formula", 10),
+    ("held/rank", 9),
+    ("by formula", 10),
+    ("peak at most", 12),
+]);
+
+/// What the ranks of each mode moved and held.
+fn share(task: &Task, reports: &[ModeReport]) {
+    let size = match task.settings().model.dtype {
+        Precision::F32 => 4,
+        Precision::F64 => 8,
+    };
+    say(format_args!(
+        "\nSent in a step, in units of (N-1)/N of the model's {} bytes, mean of the ranks; and bytes of \
+         parameters,\ngradients and optimizer's state between backward pass and step, of the rank that \
+         holds most:\n\n{}",
+        grouped((task.parameters() * size) as u64),
+        SHARES.heading()
+    ));
+    for report in reports.iter().filter(|report| !report.traffic.is_empty()) {
+        say(share_line(report));
+    }
+}
+
+fn share_line(report: &ModeReport) -> String {
+    let alone = report.world_size == 1;
+    let units = |units: f64| match alone {
+        true => "-".to_owned(),
+        false => format!("{units:.2}"),
+    };
+    let of = |name: &str| {
+        let mut found = report.traffic.iter();
+        let found = found.find(|traffic| traffic.collective == name);
+        units(found.map_or(0.0, |traffic| traffic.units))
+    };
+    let sum: f64 = report.traffic.iter().map(|traffic| traffic.units).sum();
+    let all = |of: fn(&Traffic) -> u64| report.traffic.iter().map(of).sum::<u64>() as f64;
+    let counted = all(|traffic| traffic.bytes);
+    let formula = match counted > 0.0 {
+        true => sum * all(|traffic| traffic.bytes_formula) / counted,
+        false => 0.0,
+    };
+    let bytes = |bytes: usize| match bytes {
+        0 => "-".to_owned(),
+        _ => grouped(bytes as u64),
+    };
+    SHARES.line([
+        report.mode.clone(),
+        report.world_size.to_string(),
+        of("all_reduce"),
+        of("reduce_scatter"),
+        of("all_gather"),
+        of("all_to_all"),
+        units(sum),
+        units(formula),
+        bytes(report.held_bytes),
+        bytes(report.held_formula),
+        bytes(report.peak_formula),
     ])
 }
 

@@ -1,11 +1,13 @@
 //! `mlp train`, printed.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use zero::{Memory, Stage};
 
 use super::{counted, percent, say, widths};
 use crate::trace::drawing_path;
 use crate::{
-    Columns, Epoch, Error, News, OptimizerKind, Task, TrainFlags, grouped, print, timeline, train,
+    Columns, Epoch, Error, News, OptimizerKind, Task, TrainFlags, TrainReport, grouped, print,
+    timeline, train,
 };
 
 const COLUMNS: Columns<7> = Columns::new([
@@ -50,13 +52,21 @@ pub fn run_train(flags: &TrainFlags) -> Result<bool, Error> {
         .iter()
         .map(|&len| grouped(len as u64))
         .collect();
+    let stage = task.settings().zero.stage;
+    let reduced = match stage > Some(Stage::One) {
+        true => "reduce-scatter",
+        false => "all-reduce",
+    };
     say(format_args!(
         "\n{} a step by {}, of {} elements; rank 0 sent {} bytes a step",
-        counted(buckets.len(), "all-reduce"),
+        counted(buckets.len(), reduced),
         report.algorithms.join("+"),
         buckets.join(" + "),
         grouped(report.moved.bytes_sent / steps),
     ));
+    if let Some(stage) = stage {
+        say_shards(stage, &report, steps);
+    }
     say(format_args!(
         "the last one on rank 0:\n{}\n",
         timeline(&report.step)
@@ -95,6 +105,33 @@ pub fn run_train(flags: &TrainFlags) -> Result<bool, Error> {
     Ok(report.bits_equal_ranks && finite)
 }
 
+/// What a stage moves and holds.
+fn say_shards(stage: Stage, report: &TrainReport, steps: u64) {
+    let sent = report.sent.iter();
+    let sent: Vec<String> = sent
+        .map(|(kind, bytes)| format!("{kind} {}", grouped(bytes / steps)))
+        .collect();
+    if !sent.is_empty() {
+        say(format_args!("of these {}", sent.join(", ")));
+    }
+    let total = |memory: &Memory| grouped(memory.total() as u64);
+    let Memory {
+        parameters,
+        gradients,
+        state,
+    } = report.held;
+    say(format_args!(
+        "stage {}: a rank held up to {} bytes, {} of parameters, {} of gradients, {} of the optimizer's \
+         state; by formula {}",
+        u8::from(stage),
+        total(&report.held),
+        grouped(parameters as u64),
+        grouped(gradients as u64),
+        grouped(state as u64),
+        total(&report.held_formula),
+    ));
+}
+
 fn introduce(task: &Task) {
     let settings = task.settings();
     let optim = &settings.optim;
@@ -115,12 +152,16 @@ fn introduce(task: &Task) {
         settings.model.dtype,
     ));
     say(format_args!(
-        "{} at {}{note}; {} steps of {} rows over {} ranks; overlap {}",
+        "{} at {}{note}; {} steps of {} rows over {} ranks{}; overlap {}",
         optim.kind,
         optim.lr,
         task.steps(),
         settings.train.global_batch_size,
         settings.run.world_size,
+        match settings.zero.stage {
+            None => String::new(),
+            Some(stage) => format!(", sharded by stage {}", u8::from(stage)),
+        },
         match settings.ddp.overlap {
             true => "on",
             false => "off",
