@@ -165,8 +165,8 @@ fn the_norm_is_that_of_all_parts_of_all_parameters_in_whole_numbers() {
                 Ok((norm, model.into_module()?.values()))
             });
             assert_eq!(norm, Some(9.0), "{stage:?}, {world} ranks");
-            let factor = 4.5 / (9.0 + 1e-6);
-            let clipped = slopes.map(|slope| (f64::from(slope) * factor) as f32);
+            let factor = (4.5 / (9.0 + 1e-6)) as f32;
+            let clipped = slopes.map(|slope: f32| slope * factor);
             let due = Free::new().values().into_iter().zip(clipped);
             let due: Vec<f32> = due.map(|(value, slope)| value - slope).collect();
             assert_eq!(end, due[..], "{stage:?}, {world} ranks");

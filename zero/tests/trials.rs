@@ -14,7 +14,7 @@ use zero::{Error, Result, ShardedDataParallel, Stage, ZeroConfig};
 
 use crate::checkpoint::Place;
 use crate::run::{agree, deterministic};
-use crate::support::{Mlp, alone, caps, from_vec, noise, values, vector, weights};
+use crate::support::{Mlp, alone, caps, from_vec, noise, weights};
 
 /// Parameters of the lengths that the test says.
 #[derive(Module, Debug)]
@@ -39,7 +39,8 @@ impl Several {
             let len = part.dims()[0];
             let slopes = (0..len).map(|at| noise(50 * salt + step, at)).collect();
             let value = part.val();
-            (value.clone() * value + part.val() * from_vec(slopes, [len], DType::F32)).sum()
+            let slopes = from_vec(slopes, [len], DType::F32);
+            (value.clone() * value.clone() + value * slopes).sum()
         });
         terms.reduce(|left, right| left + right).unwrap()
     }
@@ -161,7 +162,7 @@ fn a_rank_that_saves_alone_is_told_who_did_not_come() {
         })
         .unwrap();
         let ranks = errors[0].as_ref().unwrap().ranks();
-        assert!(!ranks.is_empty() && !ranks.contains(&0), "{errors:?}");
+        assert!(ranks.iter().any(|&rank| rank > 0), "{errors:?}");
         if train {
             assert!(errors.iter().all(Option::is_some), "{errors:?}");
         }
@@ -263,16 +264,13 @@ fn a_save_that_breaks_off_leaves_the_checkpoint_before_it() {
 #[test]
 fn after_a_restart_adam_knows_its_step_and_its_moments_on_every_rank() {
     let place = Place::new("moments");
-    let one = |communicator| {
-        let weight = Param::from_tensor(vector(&[0.0, 0.0]));
-        ZeroConfig::new(Stage::Two).init(
-            weight,
-            AdamConfig::new().with_epsilon(1e-8).init(),
-            communicator,
-        )
+    let made = |stage, start: f64, communicator| {
+        let weight = from_vec::<1>(vec![start; 2], [2], DType::F64);
+        let optimizer = AdamConfig::new().with_epsilon(1e-8).init();
+        ZeroConfig::new(stage).init(Param::from_tensor(weight), optimizer, communicator)
     };
     agree(2, |communicator| {
-        let mut model = one(communicator)?;
+        let mut model = made(Stage::Two, 0.0, communicator)?;
         for _ in 0..10 {
             model.backward(model.module().val().sum(), 1)?;
             model.step(0.1)?;
@@ -282,16 +280,17 @@ fn after_a_restart_adam_knows_its_step_and_its_moments_on_every_rank() {
     for (last, due) in [(1.0, "-1.1000"), (-1.0, "-1.0709")] {
         for stage in Stage::ALL {
             let end = agree(2, |communicator| {
-                let weight = Param::from_tensor(vector(&[7.0, 7.0]));
-                let optimizer = AdamConfig::new().with_epsilon(1e-8).init();
-                let mut model = ZeroConfig::new(stage).init(weight, optimizer, communicator)?;
+                let mut model = made(stage, 7.0, communicator)?;
                 model.load(&place.0)?;
                 model.backward(model.module().val().sum() * last, 1)?;
                 model.step(0.1)?;
-                Ok(values(model.into_module()?.val()))
+                let end = model.into_module()?.val().into_data();
+                // Four decimals, as reported: without the step it is -1.2074, without all -0.9000.
+                Ok(end
+                    .iter::<f64>()
+                    .map(|value| format!("{value:.4}"))
+                    .collect::<Vec<_>>())
             });
-            // Four decimals, as the report has them; the wrong ones are -1.2074 and -0.9000.
-            let end: Vec<String> = end.iter().map(|value| format!("{value:.4}")).collect();
             assert_eq!(end, [due, due], "{stage:?}");
         }
     }
