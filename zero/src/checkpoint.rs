@@ -299,6 +299,7 @@ impl Saved {
                 let dtype = Column { slot, is_f64 }.dtype();
                 saved.fits(slots.name(slot), dtype, slots.dims(slot))?;
             }
+            saved.state_can_be_restored()?;
             let mut untrained = Untrained {
                 slots,
                 path: Vec::new(),
@@ -351,6 +352,26 @@ impl Saved {
             Some(info) => Err(format!(
                 "parameter {path} is {:?} {:?} in it, and {dtype:?} {dims:?} in the module",
                 info.dtype, info.shape
+            )),
+        }
+    }
+
+    /// Burn 0.22.1 makes state anew in the device's default type, whatever it is saved in: moments of
+    /// f64 would come back in f32, rounded, and the next step would panic.
+    fn state_can_be_restored(&self) -> Result<(), String> {
+        if DType::from(Device::default().settings().float_dtype) == DType::F64 {
+            return Ok(());
+        }
+        let names = self.metadata.offset_keys();
+        let is_f64 = |name: &&String| {
+            let info = self.metadata.info(name);
+            name.starts_with("optimizer.") && info.is_some_and(|info| info.dtype == Dtype::F64)
+        };
+        match names.iter().find(is_f64) {
+            None => Ok(()),
+            Some(name) => Err(format!(
+                "{name} is F64, and Burn restores an optimizer's state in the default type of the \
+                 device, F32; configure the device with F64 before it is used"
             )),
         }
     }
