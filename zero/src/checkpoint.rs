@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::ModuleOptimizer;
@@ -105,6 +105,7 @@ impl Own {
         pieces: &Pieces,
         stream: &CommStream,
     ) -> Result<()> {
+        same_path(path, stream)?;
         // A rank without a piece of a parameter has no state of it, and does not know its fields.
         let known = (self.columns.clone(), self.scalars.clone());
         let known = stream.run(move |communicator| communicator.all_gather_object(&known));
@@ -161,13 +162,23 @@ impl Own {
                 entries.push((name.clone(), entry));
             }
             let scalars = self.scalars.clone().into_iter().collect();
-            let aside = path.with_extension("part");
+            let aside = beside(path);
             let written = safetensors::serialize_to_file(entries, Some(scalars), &aside)
-                .map_err(|error| error.to_string())
-                .and_then(|()| fs::rename(&aside, path).map_err(|error| error.to_string()));
-            if let Some(error) = failed.take() {
+                .map_err(|error| error.to_string());
+            // What is only partly there must not take the place of what was there before.
+            let failed = failed.take();
+            if failed.is_some() || written.is_err() {
+                drop(fs::remove_file(&aside));
+            }
+            if let Some(error) = failed {
                 return Err(error.into());
             }
+            let written = written.and_then(|()| {
+                fs::rename(&aside, path).map_err(|error| {
+                    drop(fs::remove_file(&aside));
+                    error.to_string()
+                })
+            });
             announce(END)?;
             written
         } else {
@@ -179,6 +190,27 @@ impl Own {
             }
         };
         agree(path, written, stream).map(drop)
+    }
+}
+
+/// Where a file is written before it takes the place of `path`.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".part");
+    path.with_file_name(name)
+}
+
+/// All ranks mean one file: two would be told apart only by what becomes of the training.
+fn same_path(path: &Path, stream: &CommStream) -> Result<()> {
+    let own = path.display().to_string();
+    let all = stream.run(move |communicator| communicator.all_gather_object(&own));
+    let all = all.wait()?;
+    match all.iter().position(|other| *other != all[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let what = format!("it names {}, and rank 0 this one", all[rank]);
+            Err(checkpoint(Path::new(&all[0]), rank, what))
+        }
     }
 }
 
@@ -259,6 +291,7 @@ impl Saved {
         slots: &Slots,
         stream: &CommStream,
     ) -> Result<Self> {
+        same_path(path, stream)?;
         let own = Self::read(path).and_then(|saved| {
             let specs = slots.specs();
             for (slot, spec) in specs.iter().enumerate() {
@@ -266,6 +299,7 @@ impl Saved {
                 let dtype = Column { slot, is_f64 }.dtype();
                 saved.fits(slots.name(slot), dtype, slots.dims(slot))?;
             }
+            saved.state_can_be_restored()?;
             let mut untrained = Untrained {
                 slots,
                 path: Vec::new(),
@@ -318,6 +352,26 @@ impl Saved {
             Some(info) => Err(format!(
                 "parameter {path} is {:?} {:?} in it, and {dtype:?} {dims:?} in the module",
                 info.dtype, info.shape
+            )),
+        }
+    }
+
+    /// Burn 0.22.1 makes state anew in the device's default type, whatever it is saved in: moments of
+    /// f64 would come back in f32, rounded, and the next step would panic.
+    fn state_can_be_restored(&self) -> Result<(), String> {
+        if DType::from(Device::default().settings().float_dtype) == DType::F64 {
+            return Ok(());
+        }
+        let names = self.metadata.offset_keys();
+        let is_f64 = |name: &&String| {
+            let info = self.metadata.info(name);
+            name.starts_with("optimizer.") && info.is_some_and(|info| info.dtype == Dtype::F64)
+        };
+        match names.iter().find(is_f64) {
+            None => Ok(()),
+            Some(name) => Err(format!(
+                "{name} is F64, and Burn restores an optimizer's state in the default type of the \
+                 device, F32; configure the device with F64 before it is used"
             )),
         }
     }

@@ -31,7 +31,16 @@
 //!
 //! The optimizer is Burn's own, on pieces of parameters. That gives the same bits as on whole ones
 //! if it treats every element alike, as SGD, Adam, AdamW, RMSProp, AdaGrad, Lion and Adan do; one that
-//! does not is found out by a trial, and refused with the name of a parameter.
+//! does not is found out by a trial, and refused with its name and that of a parameter. LBFGS steps no
+//! parameter by itself, and does not compile here:
+//!
+//! ```compile_fail,E0308
+//! # use burn::{module::Param, optim::LBFGSConfig, tensor::Tensor};
+//! # fn init(weight: Param<Tensor<1>>, communicator: collectives::Communicator) {
+//! let config = zero::ZeroConfig::new(zero::Stage::One);
+//! let model = config.init(weight, LBFGSConfig::new().init(), communicator);
+//! # }
+//! ```
 mod checkpoint;
 mod config;
 mod error;

@@ -9,12 +9,13 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Tensor, TensorData};
 use burn_pack::{Bytes, DType};
 
-use crate::{Error, Result, state};
+use crate::state::{self, State};
+use crate::{Error, Result};
 
 /// Elements of a parameter on trial, as a matrix where it has two axes.
 const LEN: usize = ROWS * COLUMNS;
@@ -26,6 +27,9 @@ const CUT: usize = 13;
 
 /// How large the gradients of each step are. The last is beyond any norm that one clips at.
 const SCALES: [f64; 3] = [1.0, 1e-3, 1e12];
+
+/// Below any norm that one clips at: what comes out unlike here is not unlike by clipping.
+const SMALL: [f64; 3] = [1e-6; 3];
 
 /// What a trial has shown.
 pub(crate) struct Trial {
@@ -39,78 +43,158 @@ pub(crate) struct Trial {
 ///
 /// # Errors
 ///
-/// [`Error::WholeTensor`] names the first that cannot.
+/// [`Error::WholeTensor`] names the first that cannot, and what steps it, as far as that shows.
 pub(crate) fn element_wise<M: Module>(module: &M, optimizer: &ModuleOptimizer) -> Result<Trial> {
-    let run = |start, end| {
-        let run = || trial(module, optimizer, start, end);
-        catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(panic.as_ref()))
+    let panicked = |panic: String| {
+        let alone = |outcome: &Outcome| {
+            let part = Part {
+                only: Some(outcome.id),
+                ..Part::new(0, LEN)
+            };
+            run(module, optimizer, part).is_err()
+        };
+        // Which of them it is shows when it has the only gradient.
+        let found = outcomes(module).into_iter().find(alone);
+        // Of Burn's it is one that says so.
+        let name = match panic.contains("Newton-Schulz") {
+            true => "it is Muon, which ",
+            false => "it ",
+        };
+        Error::WholeTensor {
+            parameter: found.map_or_else(|| "(one of them)".to_owned(), |found| found.path),
+            why: format!("{name}panicked in a trial step on {LEN} elements: {panic}"),
+        }
     };
-    let runs = (|| Ok([run(0, LEN)?, run(0, CUT)?, run(CUT, LEN)?]))();
-    let runs = runs.map_err(|panic: String| Error::WholeTensor {
-        parameter: "(one of them)".to_owned(),
-        why: format!("in a trial step on a vector of {LEN} it panicked: {panic}"),
-    })?;
-    let [(whole, tried), (left, _), (right, _)] = runs;
+    let parts = [Part::new(0, LEN), Part::new(0, CUT), Part::new(CUT, LEN)];
+    let [(whole, tried), (left, _), (right, _)] =
+        trials(module, optimizer, parts).map_err(panicked)?;
+    let states = state::of(&tried)?;
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for ((whole, left), right) in whole.iter().zip(&left).zip(&right) {
-        let pieces = left.values.iter().chain(&right.values);
-        if !whole.values.iter().eq(pieces) {
-            let why = match optimizer.has_gradient_clipping() {
+    for (at, whole) in whole.iter().enumerate() {
+        if !whole.is_made_up_of(&left[at], &right[at]) {
+            let small = parts.map(|part| Part {
+                scales: SMALL,
+                ..part
+            });
+            let by_clipping = optimizer.has_gradient_clipping()
+                && trials(module, optimizer, small).is_ok_and(
+                    |[(whole, _), (left, _), (right, _)]| {
+                        whole[at].is_made_up_of(&left[at], &right[at])
+                    },
+                );
+            let why = match by_clipping {
                 true => {
                     "two pieces of it come out unlike the whole, because the gradient clipping takes \
                      the norm of one parameter; leave that out and set `max_grad_norm`, the norm of \
                      all parameters over all ranks"
+                        .to_owned()
                 }
-                false => {
-                    "two pieces of it come out unlike the whole, as with LAMB, Muon and Adafactor; \
-                     take an element-wise one: SGD, Adam, AdamW, RMSProp, AdaGrad, Lion, Adan"
-                }
+                false => format!(
+                    "two pieces of it come out unlike the whole, {}; take an element-wise one: SGD, \
+                     Adam, AdamW, RMSProp, AdaGrad, Lion, Adan",
+                    whole_tensor_name(states.get(&whole.id.val()))
+                ),
             };
             return Err(Error::WholeTensor {
                 parameter: whole.path.clone(),
-                why: why.to_owned(),
+                why,
             });
         }
         for &bits in &whole.values {
             hash = (hash ^ bits).wrapping_mul(0x0100_0000_01b3);
         }
     }
-    let mut state_per_element = HashMap::new();
-    for (id, state) in state::of(&tried)? {
-        let elements = |(dtype, bytes): &(DType, Bytes)| bytes.len() / dtype.size();
-        let elements: usize = state.tensors.values().map(elements).sum();
-        state_per_element.insert(id, elements / LEN);
-    }
+    let elements = |(dtype, bytes): &(DType, Bytes)| bytes.len() / dtype.size();
+    let per_element = |state: &State| state.tensors.values().map(elements).sum::<usize>() / LEN;
     Ok(Trial {
         hash,
-        state_per_element,
+        state_per_element: states
+            .iter()
+            .map(|(&id, state)| (id, per_element(state)))
+            .collect(),
     })
 }
 
-/// Where elements `start` to `end` of every parameter end after a few steps, and the optimizer.
-fn trial<M: Module>(
-    module: &M,
-    optimizer: &ModuleOptimizer,
+/// Burn hides the type of an optimizer, but not what it keeps: by that, those of its own that need
+/// whole tensors differ.
+fn whole_tensor_name(state: Option<&State>) -> &'static str {
+    let keeps = |field| state.is_some_and(|state| state.tensors.contains_key(field));
+    if keeps("second_moment") {
+        "and by the state it keeps it is Adafactor"
+    } else if keeps("moment_1") {
+        "and by the state it keeps it is LAMB"
+    } else if keeps("momentum.velocity") {
+        "and by the state it keeps it is Muon"
+    } else {
+        "as with LAMB, Muon and Adafactor"
+    }
+}
+
+/// What a trial is of.
+#[derive(Clone, Copy)]
+struct Part {
+    /// Elements of every parameter.
     start: usize,
     end: usize,
-) -> (Vec<Outcome>, ModuleOptimizer) {
-    let mut optimizer = optimizer.clone().load_record(OptimizerRecord::default());
-    let mut module = module.clone().map(&mut Shrink { start, end });
-    for scale in SCALES {
-        let mut gradients = Invent {
+    scales: [f64; 3],
+    /// The one parameter with a gradient, if not all have one.
+    only: Option<ParamId>,
+}
+
+impl Part {
+    fn new(start: usize, end: usize) -> Self {
+        Self {
             start,
+            end,
+            scales: SCALES,
+            only: None,
+        }
+    }
+}
+
+type Ended = (Vec<Outcome>, ModuleOptimizer);
+
+fn trials<M: Module>(
+    module: &M,
+    optimizer: &ModuleOptimizer,
+    [whole, left, right]: [Part; 3],
+) -> Result<[Ended; 3], String> {
+    let run = |part| run(module, optimizer, part);
+    Ok([run(whole)?, run(left)?, run(right)?])
+}
+
+/// A trial, or what it said when it panicked.
+fn run<M: Module>(module: &M, optimizer: &ModuleOptimizer, part: Part) -> Result<Ended, String> {
+    let trial = || trial(module, optimizer, part);
+    catch_unwind(AssertUnwindSafe(trial)).map_err(|panic| message(panic.as_ref()))
+}
+
+/// Where a part of every parameter ends after a few steps, and the optimizer.
+fn trial<M: Module>(module: &M, optimizer: &ModuleOptimizer, part: Part) -> Ended {
+    let mut optimizer = optimizer.clone().load_record(OptimizerRecord::default());
+    let mut module = module.clone().map(&mut Shrink {
+        start: part.start,
+        end: part.end,
+    });
+    for scale in part.scales {
+        let mut gradients = Invent {
+            part,
             scale,
             gradients: GradientsParams::new(),
         };
         module.visit(&mut gradients);
         module = optimizer.step(0.01, module, gradients.gradients);
     }
+    (outcomes(&module), optimizer)
+}
+
+fn outcomes<M: Module>(module: &M) -> Vec<Outcome> {
     let mut outcomes = Outcomes {
         path: Vec::new(),
         outcomes: Vec::new(),
     };
     module.visit(&mut outcomes);
-    (outcomes.outcomes, optimizer)
+    outcomes.outcomes
 }
 
 /// A number for an element, between -1 and 1, of either sign.
@@ -150,18 +234,19 @@ impl ModuleMapper for Shrink {
 }
 
 struct Invent {
-    start: usize,
+    part: Part,
     scale: f64,
     gradients: GradientsParams,
 }
 
 impl ModuleVisitor for Invent {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
+        if !param.is_require_grad() || self.part.only.is_some_and(|only| only != param.id) {
             return;
         }
         let dims = param.dims();
-        let range = self.start..self.start + dims.iter().product::<usize>();
+        let start = self.part.start;
+        let range = start..start + dims.iter().product::<usize>();
         let data = TensorData::new(numbers(range, 3, self.scale), dims);
         let (device, dtype) = (param.device().without_autodiff(), param.dtype());
         let gradient = Tensor::<D>::from_data(data.convert_dtype(dtype), (&device, dtype));
@@ -171,8 +256,16 @@ impl ModuleVisitor for Invent {
 
 /// Where a parameter ended: the bits of its elements.
 struct Outcome {
+    id: ParamId,
     path: String,
     values: Vec<u64>,
+}
+
+impl Outcome {
+    fn is_made_up_of(&self, left: &Self, right: &Self) -> bool {
+        let pieces = left.values.iter().chain(&right.values);
+        self.values.iter().eq(pieces)
+    }
 }
 
 struct Outcomes {
@@ -193,6 +286,7 @@ impl ModuleVisitor for Outcomes {
         if param.is_require_grad() {
             let values = param.base().into_data();
             self.outcomes.push(Outcome {
+                id: param.id,
                 path: self.path.join("."),
                 // Widening f32 keeps apart what differs.
                 values: values.iter::<f64>().map(f64::to_bits).collect(),

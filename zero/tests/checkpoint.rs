@@ -17,10 +17,10 @@ use crate::run::{agree, seen};
 use crate::support::{Mlp, caps, device, from_vec, noise, values};
 
 /// A file for one test, gone with the guard.
-struct Place(PathBuf);
+pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let name = format!("lockstep-{}-{name}.safetensors", std::process::id());
         Self(std::env::temp_dir().join(name))
     }

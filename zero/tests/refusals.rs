@@ -1,6 +1,7 @@
 //! What cannot be sharded is refused, by name, on every rank, before anything has moved.
 use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::module::ParamGroup;
+use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdafactorConfig, AdamConfig, GradientsParams, LambConfig, ModuleOptimizer, MuonConfig,
     SgdConfig,
@@ -34,22 +35,52 @@ fn refused(optimizer: impl Fn() -> ModuleOptimizer + Sync) -> (String, String) {
 }
 
 #[test]
-fn optimizers_of_whole_tensors_are_refused_with_a_parameter() {
+fn optimizers_of_whole_tensors_are_refused_by_name_with_a_parameter() {
     let (parameter, why) = refused(|| LambConfig::new().init());
     assert_eq!(parameter, "layers.0.weight");
-    assert!(why.contains("LAMB"), "{why}");
-    let (parameter, _) = refused(|| AdafactorConfig::new().init());
+    assert!(why.contains("it is LAMB"), "{why}");
+    let (parameter, why) = refused(|| AdafactorConfig::new().init());
     assert_eq!(parameter, "layers.0.weight");
+    assert!(why.contains("it is Adafactor"), "{why}");
     // Of several optimizers the one at fault.
-    let (parameter, _) = refused(|| {
+    let (parameter, why) = refused(|| {
         let weight = ParamGroup::from_predicate("layers.1.weight");
         let sgd = ModuleOptimizer::from(SgdConfig::new().build());
         sgd.with_group(weight, MuonConfig::new().build(), None)
     });
     assert_eq!(parameter, "layers.1.weight");
+    assert!(why.contains("it is Muon"), "{why}");
     // A vector is nothing that Muon could step.
-    let (_, why) = refused(|| MuonConfig::new().init());
-    assert!(why.contains("2D"), "{why}");
+    let (parameter, why) = refused(|| MuonConfig::new().init());
+    assert_eq!(parameter, "layers.0.bias");
+    assert!(why.contains("it is Muon") && why.contains("2D"), "{why}");
+}
+
+/// Clipping is what a refusal says only where it is to blame.
+#[test]
+fn an_optimizer_that_clips_besides_is_refused_for_itself() {
+    let norm = || Some(GradientClipping::Norm(0.5));
+    let value = || Some(GradientClipping::Value(0.5));
+    for clipping in [norm, value] {
+        let (_, why) = refused(|| {
+            let adam = ModuleOptimizer::from(AdamConfig::new().build());
+            adam.with_group(ParamGroup::all(), LambConfig::new().build(), clipping())
+        });
+        assert!(why.contains("it is LAMB"), "{why}");
+        let (_, why) = refused(|| {
+            let sgd = ModuleOptimizer::from(SgdConfig::new().build());
+            let weights = ParamGroup::from_predicate("weight");
+            sgd.with_group(weights, MuonConfig::new().build(), clipping())
+        });
+        assert!(why.contains("it is Muon"), "{why}");
+    }
+    // It keeps what Muon keeps.
+    let (_, why) = refused(|| {
+        let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        let sgd = ModuleOptimizer::from(SgdConfig::new().build());
+        sgd.with_group(ParamGroup::all(), momentum.build(), norm())
+    });
+    assert!(why.contains("max_grad_norm"), "{why}");
 }
 
 #[test]
