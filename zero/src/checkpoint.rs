@@ -6,7 +6,7 @@
 //! a tensor at a time. Each rank reads what it needs, so that a file fits every world size and stage.
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use safetensors::tensor::{Dtype, Metadata, View};
 use serde::{Deserialize, Serialize};
 
 use crate::pieces::Pieces;
+use crate::trial::Kept;
 use crate::{Error, Result, state};
 
 /// A tensor whose pieces lie on all ranks.
@@ -289,6 +290,7 @@ impl Saved {
         path: &Path,
         module: &M,
         slots: &Slots,
+        kept: &[Kept],
         stream: &CommStream,
     ) -> Result<Self> {
         same_path(path, stream)?;
@@ -300,6 +302,9 @@ impl Saved {
                 saved.fits(slots.name(slot), dtype, slots.dims(slot))?;
             }
             saved.state_can_be_restored()?;
+            for (slot, kept) in kept.iter().enumerate() {
+                saved.is_of_such_an_optimizer(slots.name(slot), kept)?;
+            }
             let mut untrained = Untrained {
                 slots,
                 path: Vec::new(),
@@ -354,6 +359,33 @@ impl Saved {
                 info.dtype, info.shape
             )),
         }
+    }
+
+    /// Whether what was kept of a parameter, if anything, is what the optimizer here keeps of it.
+    fn is_of_such_an_optimizer(&self, path: &str, kept: &Kept) -> Result<(), String> {
+        let prefix = format!("optimizer.{path}.");
+        let tensors = self.metadata.offset_keys();
+        let numbers = self
+            .metadata
+            .metadata()
+            .iter()
+            .flatten()
+            .map(|(name, _)| name);
+        let names = tensors.iter().chain(numbers);
+        let saved = names.filter_map(|name| name.strip_prefix(&prefix));
+        let saved: BTreeSet<String> = saved.map(str::to_owned).collect();
+        if saved.is_empty() || saved == kept.names {
+            return Ok(());
+        }
+        let list = |names: &BTreeSet<String>| match names.is_empty() {
+            true => "nothing".to_owned(),
+            false => Vec::from_iter(names.iter().map(String::as_str)).join(", "),
+        };
+        Err(format!(
+            "it is of another optimizer: of parameter {path} that one kept {}, and this one keeps {}",
+            list(&saved),
+            list(&kept.names)
+        ))
     }
 
     /// Burn 0.22.1 makes state anew in the device's default type, whatever it is saved in: moments of

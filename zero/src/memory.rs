@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Stage;
 use crate::pieces::Pieces;
+use crate::trial::Kept;
 
 /// Bytes that one rank holds between a backward pass and its step.
 ///
@@ -47,9 +48,8 @@ impl Memory {
         self.parameters + self.gradients + self.state
     }
 
-    /// What this rank holds at `stage`, if the optimizer keeps `state_per_element` numbers for each
-    /// element of a slot.
-    pub(crate) fn predict(stage: Stage, pieces: &Pieces, state_per_element: &[usize]) -> Self {
+    /// What this rank holds at `stage`, if the optimizer has `kept` such things of each slot.
+    pub(crate) fn predict(stage: Stage, pieces: &Pieces, kept: &[Kept]) -> Self {
         let plan = pieces.plan();
         let mut memory = Self::default();
         for bucket in 0..plan.len() {
@@ -67,7 +67,7 @@ impl Memory {
                 Stage::Two | Stage::Three => part,
             };
             for &slot in plan.slots_in(bucket) {
-                memory.state += pieces.of(slot).len() * size * state_per_element[slot];
+                memory.state += pieces.of(slot).len() * size * kept[slot].per_element;
             }
         }
         memory

@@ -15,6 +15,7 @@ use crate::flats::Flats;
 use crate::pieces::Pieces;
 use crate::shards::{self, Collect, Cut, Empty, Fill, Gradients};
 use crate::state::{self, State};
+use crate::trial::Kept;
 use crate::vault::Vault;
 use crate::{Error, Memory, MemoryReport, Result, Stage, ZeroConfig, memory, trial};
 
@@ -76,16 +77,16 @@ impl ZeroConfig {
             optimizer,
             held: None,
             values: Values::Whole(None),
-            state_per_element: Vec::new(),
+            kept: Vec::new(),
         };
         let slots = made.replica.slots();
-        let mut state_per_element = vec![0; slots.len()];
-        for (id, count) in trial.state_per_element {
+        let mut kept = vec![Kept::default(); slots.len()];
+        for (id, of_slot) in trial.kept {
             if let Some(slot) = slots.find(id.into()) {
-                state_per_element[slot] = count;
+                kept[slot] = of_slot;
             }
         }
-        made.state_per_element = state_per_element;
+        made.kept = kept;
         if let Stage::Three = self.stage {
             made.part_with_parameters()?;
         }
@@ -137,8 +138,8 @@ pub struct ShardedDataParallel<M: Module> {
     /// The gradients of the last pass.
     held: Option<Means>,
     values: Values,
-    /// How many numbers the optimizer keeps for each element of a slot.
-    state_per_element: Vec<usize>,
+    /// What the optimizer keeps of each slot.
+    kept: Vec<Kept>,
 }
 
 /// Where the trained parameters are.
@@ -471,7 +472,13 @@ impl<M: Module> ShardedDataParallel<M> {
         self.make_room()?;
         let pieces = self.pieces();
         let stream = self.replica.stream()?.clone();
-        let mut saved = Saved::open(path, self.module(), self.replica.slots(), &stream)?;
+        let mut saved = Saved::open(
+            path,
+            self.module(),
+            self.replica.slots(),
+            &self.kept,
+            &stream,
+        )?;
         let (optimizer, values) = (&mut self.optimizer, &mut self.values);
         let mut told = Ok(());
         let done = self.replica.load(|module, slots, _| {
@@ -537,7 +544,7 @@ impl<M: Module> ShardedDataParallel<M> {
         Ok(MemoryReport {
             rank: self.place().rank,
             stage: self.stage,
-            predicted: Memory::predict(self.stage, &pieces, &self.state_per_element),
+            predicted: Memory::predict(self.stage, &pieces, &self.kept),
             measured: Memory {
                 parameters,
                 gradients: held.map(bytes).sum(),

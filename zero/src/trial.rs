@@ -6,7 +6,7 @@
 //! each other, as those of LAMB, Muon and Adafactor do, or as clipping by a parameter's norm makes
 //! them.
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -35,8 +35,17 @@ const SMALL: [f64; 3] = [1e-6; 3];
 pub(crate) struct Trial {
     /// A hash of where it ended: the same on ranks whose optimizers are.
     pub(crate) hash: u64,
-    /// By a parameter's id, how many numbers are kept for each of its elements.
-    pub(crate) state_per_element: HashMap<u64, usize>,
+    /// By a parameter's id, what is kept for it; nothing for those that are not here.
+    pub(crate) kept: HashMap<u64, Kept>,
+}
+
+/// What an optimizer keeps of one parameter.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Kept {
+    /// How many numbers for each of its elements.
+    pub(crate) per_element: usize,
+    /// The names of its tensors and numbers.
+    pub(crate) names: BTreeSet<String>,
 }
 
 /// Checks that every parameter can be stepped in pieces.
@@ -105,12 +114,20 @@ pub(crate) fn element_wise<M: Module>(module: &M, optimizer: &ModuleOptimizer) -
         }
     }
     let elements = |(dtype, bytes): &(DType, Bytes)| bytes.len() / dtype.size();
-    let per_element = |state: &State| state.tensors.values().map(elements).sum::<usize>() / LEN;
+    let kept = |state: &State| Kept {
+        per_element: state.tensors.values().map(elements).sum::<usize>() / LEN,
+        names: state
+            .tensors
+            .keys()
+            .chain(state.scalars.keys())
+            .cloned()
+            .collect(),
+    };
     Ok(Trial {
         hash,
-        state_per_element: states
+        kept: states
             .iter()
-            .map(|(&id, state)| (id, per_element(state)))
+            .map(|(&id, state)| (id, kept(state)))
             .collect(),
     })
 }

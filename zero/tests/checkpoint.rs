@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::optim::{AdamConfig, SgdConfig};
+use burn::optim::{AdamConfig, LionConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::DType;
 use collectives::Communicator;
 use ddp::DdpConfig;
@@ -173,6 +173,28 @@ fn a_file_that_does_not_fit_is_refused_on_every_rank_and_nothing_is_lost() {
             Err(Error::Checkpoint { .. })
         ));
         assert_eq!(seen(model.module()), before);
+        train(&mut model, 0..1)
+    });
+}
+
+#[test]
+fn state_of_another_optimizer_is_refused_and_names_what_that_one_kept() {
+    let place = Place::new("lion");
+    let init = |optimizer: ModuleOptimizer, communicator| {
+        let model = Mlp::new(&[6, 16, 3], DType::F32);
+        ZeroConfig::new(Stage::Two).init(model, optimizer, communicator)
+    };
+    agree(2, |communicator| {
+        let mut model = init(LionConfig::new().init(), communicator)?;
+        train(&mut model, 0..1)?;
+        model.save(&place.0)
+    });
+    agree(2, |communicator| {
+        let mut model = init(AdamConfig::new().init(), communicator)?;
+        let error = model.load(&place.0).unwrap_err().to_string();
+        for part in ["another optimizer", "layers.0.", "momentum.moment_2"] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
         train(&mut model, 0..1)
     });
 }
