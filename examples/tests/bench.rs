@@ -245,7 +245,7 @@ fn step(words: &str, more: &[&str]) -> Vec<serde_json::Value> {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     let text = String::from_utf8(output.stdout).expect("text");
-    let lines = text.lines().map(|line| serde_json::from_str(line));
+    let lines = text.lines().map(serde_json::from_str);
     lines.collect::<Result<_, _>>().expect("objects")
 }
 
