@@ -373,6 +373,33 @@ fn micro_batches_after_a_step_have_the_gradients_of_what_arrived() {
 }
 
 #[test]
+fn a_layer_that_only_a_later_micro_batch_uses_is_reduced_while_its_backward_pass_runs() {
+    for stage in WHOLE {
+        agree(2, |communicator| {
+            let config = ZeroConfig::new(stage).with_ddp(caps(0, 0));
+            let model = Mlp::new(&[4; 3], DType::F32);
+            let mut model = config.init(model, SgdConfig::new().init(), communicator)?;
+            model.backward(model.loss(&[0, 1]), 2)?;
+            model.step(0.1)?;
+            let input = || from_vec(vec![0.5; 8], [2, 4], DType::F32);
+            model.accumulate([false, true], |model, both| {
+                let hidden = model.layers[0].forward(input());
+                let output = match both {
+                    false => hidden,
+                    true => model.layers[1].forward(hidden),
+                };
+                (output.mean(), 2)
+            })?;
+            let step = model.last_step();
+            assert_eq!(step.buckets.len(), 4);
+            let in_time = |bucket: &ddp::BucketRecord| bucket.ready <= step.backward;
+            assert!(step.buckets.iter().all(in_time), "{step:?}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
 fn buckets_come_into_the_memory_of_those_of_the_step_before() {
     for stage in WHOLE {
         agree(2, |communicator| {
