@@ -435,7 +435,7 @@ mod tests {
             let values = self.loans.borrow::<Flex>(slot, Shape::new([2]), &device);
             let data = try_read_sync(Flex::float_into_data(values));
             let data = data.unwrap().unwrap();
-            assert_eq!(data.to_vec::<f32>().unwrap(), [slot as f32; 2]);
+            assert_eq!(data.try_to_vec::<f32>().unwrap(), [slot as f32; 2]);
             self.begun()
         }
 
@@ -540,7 +540,7 @@ mod tests {
         let data = try_read_sync(Flex::float_into_data(zeros))
             .unwrap()
             .unwrap();
-        assert_eq!(data.to_vec::<f32>().unwrap(), [0.0; 2]);
+        assert_eq!(data.try_to_vec::<f32>().unwrap(), [0.0; 2]);
         assert_eq!(trial.settle(Pass::Backward), [0; 0]);
     }
 }

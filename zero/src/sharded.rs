@@ -8,7 +8,9 @@ use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use collectives::{Communicator, Place, Stats};
-use ddp::{BucketPlan, Buffer, Keep, Means, Order, Progress, Replica, Shards, StepRecord, Terms};
+use ddp::{
+    BucketPlan, Buffer, DdpConfig, Keep, Means, Order, Progress, Replica, Shards, StepRecord, Terms,
+};
 
 use crate::checkpoint::{self, Own, Saved};
 use crate::flats::Flats;
@@ -66,8 +68,9 @@ impl ZeroConfig {
                 Stage::Three => Order::Visiting,
             },
             signature: format!(
-                "stage: {}\noptimizer, by what it makes of a trial: {:x}",
+                "stage: {}{}\noptimizer, by what it makes of a trial: {:x}",
                 u8::from(self.stage),
+                self.order_of_gathers(),
                 trial.hash
             ),
         };
@@ -91,6 +94,23 @@ impl ZeroConfig {
             made.part_with_parameters()?;
         }
         Ok(made)
+    }
+
+    /// The settings on which the order of calls in a pass depends, a line: of no concern to other ranks
+    /// but at stage 3, whose gathers lie between the reductions.
+    fn order_of_gathers(&self) -> String {
+        let DdpConfig {
+            overlap,
+            comm_thread,
+            rung_stride,
+            ..
+        } = self.ddp;
+        match self.stage {
+            Stage::One | Stage::Two => String::new(),
+            Stage::Three => format!(
+                "\noverlap, comm_thread, rung_stride: {overlap} {comm_thread} {rung_stride}"
+            ),
+        }
     }
 }
 
@@ -129,8 +149,9 @@ impl ZeroConfig {
 ///
 /// Every use is a collective call, so all ranks use their modules alike: as many forward passes, by
 /// the same way through the model, and validation on all of them. Ranks that do not are told so by an
-/// error, in the next [`backward`](Self::backward). Clones of the module see the values of the
-/// present, and `base()` sees none.
+/// error, in the next [`backward`](Self::backward). Whether and when calls overlap orders them, so here
+/// `overlap`, `comm_thread` and `rung_stride` are the same on all ranks. Clones of the module see the
+/// values of the present, and `base()` sees none.
 pub struct ShardedDataParallel<M: Module> {
     stage: Stage,
     replica: Replica<M>,

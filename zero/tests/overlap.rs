@@ -14,6 +14,7 @@ use collectives::{Board, Collective, Communicator, CommunicatorConfig, Place, la
 use ddp::DdpConfig;
 use zero::{Error, ShardedDataParallel, Stage, ZeroConfig};
 
+use crate::parts::flex;
 use crate::run::{agree, deterministic, seen};
 use crate::support::{Mlp, caps, device, from_vec, values, vector, weights};
 
@@ -371,6 +372,51 @@ fn micro_batches_after_a_step_have_the_gradients_of_what_arrived() {
     }
 }
 
+#[test]
+fn a_layer_that_only_a_later_micro_batch_uses_is_reduced_while_its_backward_pass_runs() {
+    for stage in WHOLE {
+        agree(2, |communicator| {
+            let config = ZeroConfig::new(stage).with_ddp(caps(0, 0));
+            let model = Mlp::new(&[4; 3], DType::F32);
+            let mut model = config.init(model, SgdConfig::new().init(), communicator)?;
+            model.backward(model.loss(&[0, 1]), 2)?;
+            model.step(0.1)?;
+            let input = || from_vec(vec![0.5; 8], [2, 4], DType::F32);
+            model.accumulate([false, true], |model, both| {
+                let hidden = model.layers[0].forward(input());
+                let output = match both {
+                    false => hidden,
+                    true => model.layers[1].forward(hidden),
+                };
+                (output.mean(), 2)
+            })?;
+            let step = model.last_step();
+            assert_eq!(step.buckets.len(), 4);
+            let in_time = |bucket: &ddp::BucketRecord| bucket.ready <= step.backward;
+            assert!(step.buckets.iter().all(in_time), "{step:?}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn buckets_come_into_the_memory_of_those_of_the_step_before() {
+    for stage in WHOLE {
+        agree(2, |communicator| {
+            let mut model = stepped(stage, communicator)?;
+            let memory = |model: &ShardedDataParallel<Mlp>| {
+                let weight = flex(model.layers[0].weight.base().inner());
+                weight.as_slice::<f32>().unwrap().as_ptr()
+            };
+            let first = memory(&model);
+            model.backward(model.loss(&[0, 1]), 2)?;
+            model.step(0.1)?;
+            assert_eq!(memory(&model), first, "{stage:?}");
+            Ok(())
+        });
+    }
+}
+
 const LAYERS: usize = 4;
 
 /// Bytes of a layer, which is a bucket.
@@ -467,5 +513,32 @@ fn at_stage_3_passes_that_go_another_way_have_their_own_values() {
     let whole = run(Stage::Two, false);
     for overlap in [true, false] {
         assert_eq!(run(Stage::Three, overlap), whole);
+    }
+}
+
+#[test]
+fn ranks_whose_gathers_would_be_in_another_order_learn_of_it_at_the_start() {
+    let errors = |stage, other: DdpConfig| {
+        let made = launch::spawn(2, &CommunicatorConfig::new(), |communicator| {
+            let config = [DdpConfig::new(), other][communicator.rank()];
+            let config = ZeroConfig::new(stage).with_ddp(config);
+            let model = Mlp::new(&[4, 8, 2], DType::F32);
+            let optimizer = SgdConfig::new().init();
+            Ok::<_, Error>(config.init(model, optimizer, communicator).err())
+        });
+        made.unwrap()
+    };
+    let waiting = DdpConfig::new().with_overlap(false);
+    for other in [waiting, DdpConfig::new().with_comm_thread(false)] {
+        for error in errors(Stage::Three, other) {
+            let error = error.unwrap();
+            assert_eq!(error.ranks(), [1]);
+            assert!(
+                error.to_string().contains("overlap, comm_thread"),
+                "{error}"
+            );
+        }
+        // Elsewhere that is a rank's own affair.
+        assert_eq!(errors(Stage::Two, other), [None, None]);
     }
 }

@@ -19,7 +19,7 @@ fn config() -> ZeroConfig {
     ZeroConfig::new(Stage::Three).with_ddp(caps(0, 0))
 }
 
-fn flex(tensor: Tensor<2>) -> burn::backend::flex::FlexTensor {
+pub(crate) fn flex(tensor: Tensor<2>) -> burn::backend::flex::FlexTensor {
     match tensor.into_dispatch() {
         DispatchTensor {
             kind: DispatchTensorKind::Flex(BackendTensor::Float(tensor)),
