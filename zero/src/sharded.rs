@@ -147,6 +147,9 @@ impl ZeroConfig {
 /// gathered at the same time, unless [`overlap`](ddp::DdpConfig::overlap) is off. What a layer derives from a weight (a transpose, say) and the graph keeps,
 /// keeps the weight; `gradient_checkpointing()` on the device helps.
 ///
+/// Gradients of a parameter's uses are summed use by use. That is ddp's order, and its bits, unless what
+/// one `val()` returned is used several times and there is another `val()` of it in the same pass.
+///
 /// Every use is a collective call, so all ranks use their modules alike: as many forward passes, by
 /// the same way through the model, and validation on all of them. Ranks that do not are told so by an
 /// error, in the next [`backward`](Self::backward). Whether and when calls overlap orders them, so here

@@ -1,11 +1,6 @@
 //! Sharded training gives ddp's bits, and with micro-shards those of one process.
 use burn::module::{Module, Param, ParamGroup};
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, LionConfig, ModuleOptimizer, RmsPropConfig,
-    SgdConfig,
-};
+use burn::optim::{AdamConfig, LionConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Tensor};
 use ddp::DdpConfig;
 use zero::Stage;
@@ -28,36 +23,6 @@ fn task(optimizer: fn() -> ModuleOptimizer) -> Task<Mlp> {
 
 fn adam() -> ModuleOptimizer {
     AdamConfig::new().init()
-}
-
-#[test]
-fn sgd_and_its_momentum_have_the_bits_of_ddp() {
-    let config = caps(100, 300);
-    task(|| SgdConfig::new().init()).check("sgd", 1..=4, config);
-    let momentum = || {
-        SgdConfig::new()
-            .with_momentum(Some(MomentumConfig::new().with_nesterov(true)))
-            .with_weight_decay(Some(WeightDecayConfig::new(0.1)))
-            .init()
-    };
-    task(momentum).check("momentum", 1..=4, config);
-}
-
-#[test]
-fn adam_and_its_relatives_have_the_bits_of_ddp() {
-    let config = caps(100, 300);
-    task(adam).check("adam", 1..=4, config);
-    task(|| AdamConfig::new().with_amsgrad(true).init()).check("amsgrad", 1..=4, config);
-    task(|| AdamWConfig::new().with_weight_decay(0.1).init()).check("adamw", 1..=4, config);
-    task(|| AdanConfig::new().init()).check("adan", 1..=4, config);
-}
-
-#[test]
-fn rmsprop_adagrad_and_lion_have_the_bits_of_ddp() {
-    let config = caps(100, 300);
-    task(|| RmsPropConfig::new().init()).check("rmsprop", 1..=4, config);
-    task(|| AdaGradConfig::new().init()).check("adagrad", 1..=4, config);
-    task(|| LionConfig::new().init()).check("lion", 1..=4, config);
 }
 
 #[test]

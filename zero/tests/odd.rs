@@ -1,12 +1,12 @@
 //! Parameters of unusual sizes and kinds.
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, Linear};
+use burn::nn::Linear;
 use burn::optim::{AdamConfig, ModuleOptimizer};
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use zero::{Stage, ZeroConfig};
 
 use crate::run::{Task, agree};
-use crate::support::{Mlp, caps, device, from_vec, noise, values, vector, weights};
+use crate::support::{Mlp, caps, from_vec, noise, values, vector, weights};
 
 fn param<const D: usize>(salt: usize, shape: [usize; D]) -> Param<Tensor<D>> {
     let len = shape.iter().product();
@@ -104,43 +104,6 @@ fn what_is_not_trained_or_not_used_keeps_its_values() {
         let due = (values(start.frozen.val()), values(start.unused.val()));
         assert_eq!(kept, due);
     }
-}
-
-/// An embedding whose table is the head too.
-#[derive(Module, Debug)]
-struct Words {
-    table: Embedding,
-    middle: Linear,
-}
-
-#[test]
-fn an_embedding_with_a_tied_head_has_the_bits_of_ddp() {
-    let task = Task {
-        model: || {
-            let mut table = EmbeddingConfig::new(7, 4).init(&device());
-            table.weight = param(1, [7, 4]);
-            let middle = Linear {
-                weight: param(2, [4, 4]),
-                bias: Some(param(3, [4])),
-            };
-            Words { table, middle }
-        },
-        loss: |model: &Words, rows| {
-            let words: Vec<i64> = rows.iter().map(|row| (row % 7) as i64).collect();
-            let words = TensorData::new(words, [rows.len(), 1]);
-            let words = Tensor::<2, Int>::from_data(words, &device());
-            let hidden = model.table.forward(words).reshape([rows.len(), 4]);
-            let hidden = model.middle.forward(hidden);
-            let logits = hidden.matmul(model.table.weight.val().transpose());
-            (logits.clone() * logits).sum_dim(1).mean()
-        },
-        optimizer: adam,
-        rate: 0.05,
-        rows: 11,
-        global_batch: 4,
-        epochs: 2,
-    };
-    task.check("tied head", 1..=4, caps(0, 0));
 }
 
 #[test]
