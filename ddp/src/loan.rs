@@ -48,6 +48,8 @@ pub(crate) struct Loans {
 #[derive(Debug)]
 struct State {
     buckets: Vec<Loan>,
+    /// Per bucket, whether a backward pass has borrowed of it; empty before the first.
+    again: Vec<bool>,
     failed: Option<Error>,
 }
 
@@ -70,6 +72,7 @@ impl Loans {
             lender,
             state: Mutex::new(State {
                 buckets: (0..plan.len()).map(empty).collect(),
+                again: Vec::new(),
                 failed: None,
             }),
             plan,
@@ -94,7 +97,9 @@ impl Loans {
 
     fn flat<B: Backend>(&self, bucket: usize, device: &B::Device) -> Option<FloatTensor<B>> {
         let mut state = self.lock();
-        let State { buckets, failed } = &mut *state;
+        let State {
+            buckets, failed, ..
+        } = &mut *state;
         let values = &mut buckets[bucket].values;
         if let Some(flat) = values.as_ref().and_then(|flat| flat.downcast_ref()) {
             return Some(FloatTensor::<B>::clone(flat));
@@ -132,6 +137,19 @@ impl Loans {
             loan.values = None;
             loan.done.clear();
         }
+    }
+
+    /// A backward pass borrows the values of `slot`.
+    fn again(&self, slot: usize) {
+        let (bucket, _) = self.plan.locate(slot);
+        let mut state = self.lock();
+        state.again.resize(self.plan.len(), false);
+        state.again[bucket] = true;
+    }
+
+    /// Per bucket, whether backward passes borrow of it; empty while none has been.
+    pub(crate) fn lent_again(&self) -> Vec<bool> {
+        self.lock().again.clone()
     }
 
     /// Gives everything back: another pass begins, or the values change.
@@ -218,6 +236,7 @@ struct Again<B: Backend> {
 impl<B: Backend> RetroForward for Again<B> {
     fn forward(&self, states: &mut BackwardStates, out: NodeId) {
         let placeholder = states.get_state::<FloatTensor<B>>(&self.placeholder);
+        self.borrower.loans.again(self.borrower.slot);
         let values = self.borrower.values::<B>(&placeholder);
         states.save(out, values);
     }

@@ -770,6 +770,11 @@ impl<M: Module> Replica<M> {
         Ok(())
     }
 
+    /// Per bucket, whether backward passes borrow its values from the [`Lender`]; empty while none has.
+    pub fn lent_again(&self) -> Vec<bool> {
+        self.line.lent_again()
+    }
+
     /// The error of a value that could not be lent since the last pass. It is final.
     ///
     /// # Errors

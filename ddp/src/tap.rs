@@ -330,6 +330,13 @@ impl Line {
         self.loans.get().and_then(|loans| loans.failure())
     }
 
+    /// Per bucket, whether backward passes borrow its values; empty while none has.
+    pub(crate) fn lent_again(&self) -> Vec<bool> {
+        self.loans
+            .get()
+            .map_or_else(Vec::new, |loans| loans.lent_again())
+    }
+
     /// Hands the gradients to `reducer` until [`unplug`](Self::unplug).
     pub(crate) fn plug(&self, reducer: Box<Reducer>) {
         *lock(&self.link) = Link::Live {

@@ -12,11 +12,12 @@ use collectives::{CommStream, Communicator, Place, Stats};
 use ddp::{BucketPlan, Buffer, Keep, Means, Order, Progress, Replica, Shards, StepRecord, Terms};
 
 use crate::checkpoint::{self, Own, Saved};
+use crate::memory::{Forecast, Reduced};
 use crate::pieces::Pieces;
 use crate::shards::{self, Collect, Cut, Empty, Fill, Gradients};
 use crate::state::{self, State};
 use crate::vault::Vault;
-use crate::{Error, Memory, MemoryReport, Result, Stage, ZeroConfig, memory, trial};
+use crate::{Error, Memory, MemoryReport, Result, Stage, ZeroConfig, trial};
 
 impl ZeroConfig {
     /// Makes this rank's replica of `module`, which owns `optimizer` from now on. A collective call:
@@ -78,14 +79,7 @@ impl ZeroConfig {
             values: Values::Whole(Vec::new()),
             state_per_element: Vec::new(),
         };
-        let slots = made.replica.slots();
-        let mut state_per_element = vec![0; slots.len()];
-        for (id, count) in trial.state_per_element {
-            if let Some(slot) = slots.find(id.into()) {
-                state_per_element[slot] = count;
-            }
-        }
-        made.state_per_element = state_per_element;
+        made.state_per_element = trial.by_slot(made.replica.slots());
         if let Stage::Three = self.stage {
             made.part_with_parameters()?;
         }
@@ -526,17 +520,25 @@ impl<M: Module> ShardedDataParallel<M> {
         };
         let held = self.held.iter().flat_map(|means| &means.buckets);
         let state = state::of(&self.optimizer)?;
-        Ok(MemoryReport {
-            rank: self.place().rank,
-            stage: self.stage,
-            predicted: Memory::predict(self.stage, &pieces, &self.state_per_element),
-            measured: Memory {
-                parameters,
-                gradients: held.map(bytes).sum(),
-                state: state.values().map(State::bytes).sum(),
+        let measured = Memory {
+            parameters,
+            gradients: held.map(bytes).sum(),
+            state: state.values().map(State::bytes).sum(),
+        };
+        let config = self.replica.config();
+        let forecast = Forecast {
+            stage: Some(self.stage),
+            pieces: &pieces,
+            slots: self.replica.slots(),
+            state_per_element: &self.state_per_element,
+            lent_again: &self.replica.lent_again(),
+            reduced: match (config.overlap, config.comm_thread) {
+                (false, _) => Reduced::Afterwards,
+                (true, true) => Reduced::Meanwhile,
+                (true, false) => Reduced::AtOnce,
             },
-            in_flight: memory::in_flight(self.stage, &pieces),
-        })
+        };
+        Ok(forecast.report(measured))
     }
 
     /// The reports of all ranks; see [`memory_table`](crate::memory_table). A collective call.

@@ -13,6 +13,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Tensor, TensorData};
 use burn_pack::{Bytes, DType};
+use ddp::Slots;
 
 use crate::{Error, Result, state};
 
@@ -33,6 +34,19 @@ pub(crate) struct Trial {
     pub(crate) hash: u64,
     /// By a parameter's id, how many numbers are kept for each of its elements.
     pub(crate) state_per_element: HashMap<u64, usize>,
+}
+
+impl Trial {
+    /// The same by slot.
+    pub(crate) fn by_slot(&self, slots: &Slots) -> Vec<usize> {
+        let mut by_slot = vec![0; slots.len()];
+        for (&id, &count) in &self.state_per_element {
+            if let Some(slot) = slots.find(id.into()) {
+                by_slot[slot] = count;
+            }
+        }
+        by_slot
+    }
 }
 
 /// Checks that every parameter can be stepped in pieces.
