@@ -5,8 +5,6 @@
 //! that another one has left, so no count of a rank's is right in all; but what is freed when a rank
 //! drops its replica is what it has held, and what one phase allocates beyond what it began with is its
 //! own.
-use std::array::from_fn;
-
 use allocation_counter::{AllocationInfo, measure};
 use burn::module::Module;
 use burn::nn::LinearConfig;
@@ -119,22 +117,30 @@ impl Replica {
 /// What one rank came to.
 #[derive(Clone, Debug)]
 struct Ran {
+    /// After a backward pass.
     report: MemoryReport,
-    /// What was freed when the replica was dropped, after a backward pass.
     held: usize,
     peak: Peak,
 }
 
-/// Three steps and one more backward pass on every rank. `activations` is what Burn holds after a forward
-/// pass of the plain model.
-fn run(stage: Option<Stage>, world: usize, plain: &Mlp, activations: usize) -> Vec<Ran> {
+/// What one rank was counted to hold when its replica was dropped, and what came on top of what was held
+/// before in a forward pass, a backward pass and a step; the first also as it was left.
+struct Counted {
+    report: MemoryReport,
+    dropped: usize,
+    most: [usize; 3],
+    left: usize,
+}
+
+/// Three steps on every rank, and one more backward pass if the replicas are to be dropped with
+/// `gradients`.
+fn count(stage: Option<Stage>, world: usize, plain: &Mlp, gradients: bool) -> Vec<Counted> {
     let config = CommunicatorConfig::new().with_segment_kb(MESSAGE_KIB);
     launch::spawn(world, &config, |communicator| {
         let mut replica = Replica::new(stage, plain.clone(), communicator)?;
-        // What is held between two steps; and beyond that in each phase, now and at most.
         let mut grown = [AllocationInfo::default(); 3];
         let mut report = None;
-        for step in 0..4 {
+        for step in 0..3 + usize::from(gradients) {
             let (mut loss, mut passed, mut stepped) = (None, Ok(()), Ok(()));
             grown[0] = measure(|| loss = Some(replica.loss()));
             let loss = loss.expect("it was computed");
@@ -146,25 +152,33 @@ fn run(stage: Option<Stage>, world: usize, plain: &Mlp, activations: usize) -> V
                 stepped?;
             }
         }
-        let report = report.expect("it was made");
-        let held = measure(|| drop(replica));
-        let held = usize::try_from(-held.bytes_current).expect("more is freed than allocated");
-        let now: [i64; 3] = from_fn(|phase| grown[phase].bytes_current);
-        // Before the last two phases: between two steps, and before the backward pass.
-        let after = held as i64;
-        let idle = after - now[1] - now[0];
-        let at_most = |begin: i64, phase: usize| {
-            usize::try_from(begin).expect("bytes") + grown[phase].bytes_max as usize - activations
-        };
-        let peak = Peak {
-            forward: at_most(idle, 0),
-            backward: at_most(idle + now[0], 1),
-            // The activations are gone by then.
-            step: at_most(after, 2) + activations,
-        };
-        Ok::<_, zero::Error>(Ran { report, held, peak })
+        let dropped = measure(|| drop(replica)).bytes_current;
+        Ok::<_, zero::Error>(Counted {
+            report: report.expect("it was made"),
+            dropped: usize::try_from(-dropped).expect("more is freed than allocated"),
+            most: grown.map(|phase| phase.bytes_max as usize),
+            left: usize::try_from(grown[0].bytes_current).expect("a forward pass leaves a graph"),
+        })
     })
     .unwrap()
+}
+
+/// What every rank came to. `activations` is what Burn holds after a forward pass of the plain model.
+fn run(stage: Option<Stage>, world: usize, plain: &Mlp, activations: usize) -> Vec<Ran> {
+    let between_steps = count(stage, world, plain, false);
+    let with_gradients = count(stage, world, plain, true);
+    let ranks = between_steps.into_iter().zip(with_gradients);
+    ranks
+        .map(|(idle, held)| Ran {
+            peak: Peak {
+                forward: idle.dropped + idle.most[0] - activations,
+                backward: idle.dropped + idle.left + idle.most[1] - activations,
+                step: held.dropped + held.most[2],
+            },
+            report: held.report,
+            held: held.dropped,
+        })
+        .collect()
 }
 
 /// Every row of the table: DDP, and the stages.
