@@ -7,7 +7,7 @@ use collectives::CommunicatorConfig;
 use ddp::DdpConfig;
 use serde::{Deserialize, Serialize};
 
-use super::ConfigError;
+use super::{ConfigError, MemorySettings};
 use crate::trace::drawing_path;
 
 /// Everything `mlp` can be told, one field a section of the TOML file.
@@ -32,6 +32,8 @@ pub struct Settings {
     pub ddp: DdpConfig,
     /// `[log]`, read by `mlp train` only
     pub log: Log,
+    /// `[memory]`, read by `mlp memory` only
+    pub memory: MemorySettings,
 }
 
 /// `[run]`: who computes.
@@ -263,6 +265,7 @@ impl Settings {
             collectives: CommunicatorConfig::default(),
             ddp: DdpConfig::default(),
             log: Log::default(),
+            memory: MemorySettings::default(),
         }
     }
 
