@@ -12,6 +12,7 @@ use crate::bucket::BucketPlan;
 use crate::reducer::Progress;
 use crate::replica::{Means, Replica, Terms};
 use crate::shards::Shards;
+use crate::slots::Slots;
 use crate::{CommHook, DdpConfig, Error, Result, StepRecord, unpack};
 
 impl DdpConfig {
@@ -325,6 +326,11 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Where this rank stands.
     pub fn place(&self) -> Place {
         self.replica.place()
+    }
+
+    /// The parameters that are trained.
+    pub fn slots(&self) -> &Slots {
+        self.replica.slots()
     }
 
     /// The layout of the buckets: a guess in the first step, measured from then on.

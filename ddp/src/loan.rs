@@ -88,6 +88,8 @@ struct State {
     backward: Route,
     /// The most bytes at hand and on their way at a time.
     most: usize,
+    /// Per bucket, whether a backward pass has borrowed of it; empty before the first.
+    again: Vec<bool>,
 }
 
 /// Which way the values are used now.
@@ -174,6 +176,7 @@ impl Loans {
                 forward: Route::default(),
                 backward: Route::default(),
                 most: 0,
+                again: Vec::new(),
             }),
             plan,
         }
@@ -271,6 +274,19 @@ impl Loans {
             loan.values = None;
             loan.done.clear();
         }
+    }
+
+    /// A backward pass borrows the values of `slot`.
+    fn again(&self, slot: usize) {
+        let (bucket, _) = self.plan.locate(slot);
+        let mut state = self.lock();
+        state.again.resize(self.plan.len(), false);
+        state.again[bucket] = true;
+    }
+
+    /// Per bucket, whether backward passes borrow of it; empty while none has been.
+    pub(crate) fn lent_again(&self) -> Vec<bool> {
+        self.lock().again.clone()
     }
 
     /// Gives everything back: a pass begins, or the values change.
@@ -371,6 +387,7 @@ struct Again<B: Backend> {
 impl<B: Backend> RetroForward for Again<B> {
     fn forward(&self, states: &mut BackwardStates, out: NodeId) {
         let placeholder = states.get_state::<FloatTensor<B>>(&self.placeholder);
+        self.borrower.loans.again(self.borrower.slot);
         let values = self.borrower.values::<B>(&placeholder);
         states.save(out, values);
     }

@@ -799,6 +799,11 @@ impl<M: Module> Replica<M> {
         Ok(())
     }
 
+    /// Per bucket, whether backward passes borrow its values from the [`Lender`]; empty while none has.
+    pub fn lent_again(&self) -> Vec<bool> {
+        self.line.lent_again()
+    }
+
     /// Whether collectives go on while this thread does something else.
     pub fn overlaps(&self) -> bool {
         self.config.overlap && self.config.comm_thread

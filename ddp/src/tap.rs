@@ -340,6 +340,13 @@ impl Line {
         &self.failure
     }
 
+    /// Per bucket, whether backward passes borrow its values; empty while none has.
+    pub(crate) fn lent_again(&self) -> Vec<bool> {
+        self.loans
+            .get()
+            .map_or_else(Vec::new, |loans| loans.lent_again())
+    }
+
     /// Hands the gradients to `reducer` until [`unplug`](Self::unplug).
     pub(crate) fn plug(&self, reducer: Box<Reducer>) {
         *lock(&self.link) = Link::Live {

@@ -1,9 +1,11 @@
 //! The command lines of both programs, as flags over settings.
 
 mod kmeans;
+mod memory;
 mod mlp;
 
 pub use kmeans::KMeansCli;
+pub use memory::MemoryFlags;
 pub use mlp::{CompareFlags, MlpCli, MlpCommand, TrainFlags};
 
 use std::path::Path;

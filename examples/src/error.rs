@@ -22,6 +22,9 @@ pub enum Error {
     /// The data-parallel machinery.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
+    /// Its sharded kind.
+    #[error(transparent)]
+    Zero(#[from] zero::Error),
     /// A world of ranks.
     #[error(transparent)]
     Launch(LaunchError),
@@ -56,7 +59,7 @@ impl Error {
         match self {
             Self::KMeans(KMeansError::Collective(_)) => 1,
             Self::Config(_) | Self::Data(_) | Self::KMeans(_) => 2,
-            Self::Ddp(_) | Self::Launch(_) | Self::Write { .. } => 1,
+            Self::Ddp(_) | Self::Zero(_) | Self::Launch(_) | Self::Write { .. } => 1,
         }
     }
 }

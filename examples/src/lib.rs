@@ -15,6 +15,7 @@ mod report;
 
 mod error;
 mod kmeans;
+mod memory;
 
 mod compare;
 mod model;
@@ -30,11 +31,11 @@ mod weights;
 mod cli;
 mod run;
 
-pub use cli::{CompareFlags, KMeansCli, MlpCli, MlpCommand, TrainFlags};
+pub use cli::{CompareFlags, KMeansCli, MemoryFlags, MlpCli, MlpCommand, TrainFlags};
 pub use compare::{Fault, Mode, ModeReport, Traffic, Verdict, compare};
 pub use config::{
-    Compare, ConfigError, Data, Flag, KMeansData, KMeansRun, KMeansSettings, Log, Model, Optim,
-    OptimizerKind, Precision, Preset, Run, Settings, Train, Zero, print, resolve,
+    Compare, ConfigError, Data, Flag, KMeansData, KMeansRun, KMeansSettings, Log, MemorySettings,
+    Model, Optim, OptimizerKind, Precision, Preset, Run, Settings, Train, Zero, print, resolve,
 };
 pub use data::{
     DataError, DataSet, IdxImages, Matrix, Samples, article_start, digits, idx_images, idx_labels,
@@ -43,11 +44,12 @@ pub use data::{
 pub use error::Error;
 pub use fingerprint::fingerprint;
 pub use kmeans::{KMeansError, KMeansFit, KMeansIteration, KMeansOptions, fit};
+pub use memory::{Allocated, CountAllocations, CountedMemory, RankMemory, WorldMemory, memory};
 pub use model::Mlp;
 pub use optimizer::optimizer;
 pub use random::SplitMix64;
 pub use report::{Columns, Curve, curves_csv, curves_svg, grouped, timeline};
-pub use run::{exit_code, run_compare, run_kmeans, run_train};
+pub use run::{exit_code, run_compare, run_kmeans, run_memory, run_train};
 pub use task::Task;
 pub use trace::Recording;
 pub use train::{Epoch, News, TrainReport, train};

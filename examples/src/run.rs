@@ -2,10 +2,12 @@
 
 mod compare;
 mod kmeans;
+mod memory;
 mod train;
 
 pub use compare::run_compare;
 pub use kmeans::run_kmeans;
+pub use memory::run_memory;
 pub use train::run_train;
 
 use std::fmt::Display;

@@ -164,7 +164,7 @@ impl Trainer {
                 return Ok(Held {
                     predicted: report.predicted,
                     counted: report.measured,
-                    in_flight: report.in_flight,
+                    in_flight: report.in_flight(),
                 });
             }
         };

@@ -55,6 +55,6 @@ mod vault;
 
 pub use config::{Stage, ZeroConfig};
 pub use error::{Error, Result};
-pub use memory::{Memory, MemoryReport, memory_table};
+pub use memory::{Memory, MemoryReport, Peak, memory_table};
 pub use sharded::ShardedDataParallel;
 pub use state::state_bytes;

@@ -14,12 +14,13 @@ use ddp::{
 
 use crate::checkpoint::{self, Own, Saved};
 use crate::flats::Flats;
+use crate::memory::{Forecast, Reduced};
 use crate::pieces::Pieces;
 use crate::shards::{self, Collect, Cut, Empty, Fill, Gradients};
 use crate::state::{self, State};
 use crate::trial::Kept;
 use crate::vault::Vault;
-use crate::{Error, Memory, MemoryReport, Result, Stage, ZeroConfig, memory, trial};
+use crate::{Error, Memory, MemoryReport, Result, Stage, ZeroConfig, trial};
 
 impl ZeroConfig {
     /// Makes this rank's replica of `module`, which owns `optimizer` from now on. A collective call:
@@ -82,14 +83,7 @@ impl ZeroConfig {
             values: Values::Whole(None),
             kept: Vec::new(),
         };
-        let slots = made.replica.slots();
-        let mut kept = vec![Kept::default(); slots.len()];
-        for (id, of_slot) in trial.kept {
-            if let Some(slot) = slots.find(id.into()) {
-                kept[slot] = of_slot;
-            }
-        }
-        made.kept = kept;
+        made.kept = trial.by_slot(made.replica.slots());
         if let Stage::Three = self.stage {
             made.part_with_parameters()?;
         }
@@ -565,17 +559,25 @@ impl<M: Module> ShardedDataParallel<M> {
         };
         let held = self.held.iter().flat_map(|means| &means.buckets);
         let state = state::of(&self.optimizer)?;
-        Ok(MemoryReport {
-            rank: self.place().rank,
-            stage: self.stage,
-            predicted: Memory::predict(self.stage, &pieces, &self.kept),
-            measured: Memory {
-                parameters,
-                gradients: held.map(bytes).sum(),
-                state: state.values().map(State::bytes).sum(),
+        let measured = Memory {
+            parameters,
+            gradients: held.map(bytes).sum(),
+            state: state.values().map(State::bytes).sum(),
+        };
+        let config = self.replica.config();
+        let forecast = Forecast {
+            stage: Some(self.stage),
+            pieces: &pieces,
+            slots: self.replica.slots(),
+            kept: &self.kept,
+            lent_again: &self.replica.lent_again(),
+            reduced: match (config.overlap, config.comm_thread) {
+                (false, _) => Reduced::Afterwards,
+                (true, true) => Reduced::Meanwhile,
+                (true, false) => Reduced::AtOnce,
             },
-            in_flight: memory::in_flight(self.stage, &pieces),
-        })
+        };
+        Ok(forecast.report(measured))
     }
 
     /// The reports of all ranks; see [`memory_table`](crate::memory_table). A collective call.

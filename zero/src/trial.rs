@@ -13,6 +13,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Tensor, TensorData};
 use burn_pack::{Bytes, DType};
+use ddp::Slots;
 
 use crate::state::{self, State};
 use crate::{Error, Result};
@@ -46,6 +47,19 @@ pub(crate) struct Kept {
     pub(crate) per_element: usize,
     /// The names of its tensors and numbers.
     pub(crate) names: BTreeSet<String>,
+}
+
+impl Trial {
+    /// The same by slot.
+    pub(crate) fn by_slot(&self, slots: &Slots) -> Vec<Kept> {
+        let mut by_slot = vec![Kept::default(); slots.len()];
+        for (&id, kept) in &self.kept {
+            if let Some(slot) = slots.find(id.into()) {
+                by_slot[slot] = kept.clone();
+            }
+        }
+        by_slot
+    }
 }
 
 /// Checks that every parameter can be stepped in pieces.

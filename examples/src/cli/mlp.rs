@@ -1,10 +1,10 @@
-//! `mlp compare` and `mlp train`.
+//! `mlp compare` and `mlp train`; `mlp memory` has its flags in a file of its own.
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::Flags;
+use super::{Flags, MemoryFlags};
 use crate::{ConfigError, Fault, Preset, Settings, resolve};
 
 /// Trains a small neural network on several ranks at once.
@@ -24,6 +24,9 @@ pub enum MlpCommand {
     Compare(CompareFlags),
     /// Train data-parallel and test on rows not trained on.
     Train(TrainFlags),
+    /// Hold what each rank holds at every stage of ZeRO, and the most that a step comes to, against the
+    /// formulas. Exit code 1 if it is not as predicted.
+    Memory(MemoryFlags),
 }
 
 /// Flags of both commands. Each lies over the setting of the same name in the
@@ -287,7 +290,7 @@ pub struct TrainFlags {
 
 /// Names of [`Preset`]s.
 #[derive(ValueEnum, Debug, Clone, Copy)]
-enum Named {
+pub(super) enum Named {
     Wide,
 }
 

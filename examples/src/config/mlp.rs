@@ -8,7 +8,7 @@ use ddp::DdpConfig;
 use serde::{Deserialize, Serialize};
 use zero::{Stage, ZeroConfig};
 
-use super::ConfigError;
+use super::{ConfigError, MemorySettings};
 use crate::Mode;
 use crate::trace::drawing_path;
 
@@ -36,6 +36,8 @@ pub struct Settings {
     pub zero: Zero,
     /// `[log]`, read by `mlp train` only
     pub log: Log,
+    /// `[memory]`, read by `mlp memory` only
+    pub memory: MemorySettings,
 }
 
 /// `[run]`: who computes.
@@ -305,6 +307,7 @@ impl Settings {
             ddp: DdpConfig::default(),
             zero: Zero::default(),
             log: Log::default(),
+            memory: MemorySettings::default(),
         }
     }
 
