@@ -141,6 +141,7 @@ impl MemoryReport {
             kept: &trial.by_slot(slots),
             lent_again: &[],
             reduced: Reduced::AtOnce,
+            ahead: false,
         };
         Ok(forecast.report(measured))
     }
@@ -192,6 +193,8 @@ pub(crate) struct Forecast<'a> {
     /// The buckets that a backward pass gathers.
     pub(crate) lent_again: &'a [bool],
     pub(crate) reduced: Reduced,
+    /// Whether a bucket of parameters is gathered while the one before it is in use.
+    pub(crate) ahead: bool,
 }
 
 /// While Burn forms a gradient there are two of its size: the product's memory, and what it is moved
@@ -288,9 +291,17 @@ impl Forecast<'_> {
     /// The most that a forward pass has gathered at a time. Parameters of one submodule are used
     /// together; a bucket stays until all of it has been used.
     fn lent_forward(&self) -> usize {
-        let mut lent = Lent::new(self);
+        let submodules = self.submodules();
+        let mut order = Vec::new();
+        for &slot in submodules.iter().flatten() {
+            let (bucket, _) = self.plan().locate(slot);
+            if !order.contains(&bucket) {
+                order.push(bucket);
+            }
+        }
+        let mut lent = Lent::new(self, order);
         let mut most = 0;
-        for submodule in self.submodules() {
+        for submodule in submodules {
             for &slot in &submodule {
                 lent.take(slot);
             }
@@ -322,13 +333,15 @@ impl Forecast<'_> {
             pass.peak = FORMING * largest.unwrap_or_default();
             return pass;
         }
-        let mut lent = Lent::new(self);
+        let lent_again = |bucket: &usize| self.lent_again.get(*bucket).copied().unwrap_or(true);
+        let mut lent = Lent::new(self, (0..plan.len()).filter(lent_again).collect());
+        lent.expect(0);
         let (mut parts, mut waiting) = (0, 0);
         for bucket in 0..plan.len() {
             let mut buffers = waiting;
             let slots = plan.slots_in(bucket);
             for (at, &slot) in slots.iter().enumerate() {
-                if self.lent_again.get(bucket).copied().unwrap_or(true) {
+                if lent_again(&bucket) {
                     lent.take(slot);
                 }
                 pass.reach(parts, buffers, FORMING * self.slot(slot), lent.bytes());
@@ -411,22 +424,37 @@ impl Pass {
 /// The buckets of parameters that are gathered.
 struct Lent<'a> {
     forecast: &'a Forecast<'a>,
+    /// The buckets in the order in which they are used.
+    order: Vec<usize>,
+    /// The one that is on its way.
+    next: Option<usize>,
     /// Per bucket whether it is there, and how many of its slots need no more of it.
     buckets: Vec<(bool, usize)>,
 }
 
 impl<'a> Lent<'a> {
-    fn new(forecast: &'a Forecast<'a>) -> Self {
+    fn new(forecast: &'a Forecast<'a>, order: Vec<usize>) -> Self {
         Self {
             forecast,
+            order,
+            next: None,
             buckets: vec![(false, 0); forecast.plan().len()],
         }
     }
 
+    /// The bucket at `place` of the order is on its way from now on.
+    fn expect(&mut self, place: usize) {
+        let next = self.order.get(place).copied();
+        self.next = next.filter(|&next| self.forecast.ahead && !self.buckets[next].0);
+    }
+
     fn take(&mut self, slot: usize) {
-        if let Some(Stage::Three) = self.forecast.stage {
-            let (bucket, _) = self.forecast.plan().locate(slot);
+        let (bucket, _) = self.forecast.plan().locate(slot);
+        if self.forecast.stage == Some(Stage::Three) && !self.buckets[bucket].0 {
             self.buckets[bucket].0 = true;
+            if let Some(place) = self.order.iter().position(|&one| one == bucket) {
+                self.expect(place + 1);
+            }
         }
     }
 
@@ -442,7 +470,9 @@ impl<'a> Lent<'a> {
 
     fn bytes(&self) -> usize {
         let there = self.buckets.iter().enumerate().filter(|(_, one)| one.0);
-        there.map(|(bucket, _)| self.forecast.whole(bucket)).sum()
+        let there = there.map(|(bucket, _)| bucket);
+        let buckets = there.chain(self.next);
+        buckets.map(|bucket| self.forecast.whole(bucket)).sum()
     }
 }
 

@@ -571,6 +571,7 @@ impl<M: Module> ShardedDataParallel<M> {
             slots: self.replica.slots(),
             kept: &self.kept,
             lent_again: &self.replica.lent_again(),
+            ahead: self.stage == Stage::Three && self.replica.overlaps(),
             reduced: match (config.overlap, config.comm_thread) {
                 (false, _) => Reduced::Afterwards,
                 (true, true) => Reduced::Meanwhile,

@@ -453,6 +453,7 @@ fn begun(overlap: bool) -> (Vec<u64>, u64, usize) {
             backward = gathers(&model)? - before;
             model.step(0.1)?;
         }
+        assert_eq!(model.memory_report()?.gathered, model.most_gathered());
         Ok((backward, model.most_gathered()))
     });
     (counts.into_inner().unwrap(), backward, most)
