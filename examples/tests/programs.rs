@@ -405,3 +405,45 @@ fn a_full_disk_behind_standard_output_is_exit_code_1() {
     assert_eq!(output.status.code(), Some(1));
     assert!(err(&output).contains("standard output: cannot be written"));
 }
+
+#[test]
+fn memory_is_as_predicted_and_drawn() {
+    let folder = folder("programs-memory");
+    let output = mlp(
+        &folder,
+        "memory --layers 256,256,256,10 --world-size 1,3 --svg memory.svg",
+    );
+    let text = out(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}{}", err(&output));
+    // ddp and three stages, for two world sizes each.
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .filter(|row: &Vec<&str>| row.first().is_some_and(|stage| stage.parse::<u8>().is_ok()))
+        .collect();
+    let begin = |row: &Vec<&str>| [row[0], row[1]].map(str::to_owned);
+    let expected = ["0", "1", "2", "3"].map(|stage| ["1", "3"].map(|world| [stage, world]));
+    let expected = expected
+        .concat()
+        .into_iter()
+        .map(|row| row.map(str::to_owned));
+    assert!(rows.iter().map(begin).eq(expected), "{text}");
+    assert!(text.contains("All is as predicted"), "{text}");
+    let drawing = std::fs::read_to_string(folder.join("memory.svg")).unwrap();
+    assert!(drawing.contains("stage 3") && drawing.ends_with("</svg>\n"));
+}
+
+#[test]
+fn memory_refuses_what_it_has_no_formula_for() {
+    let folder = folder("programs-memory-refused");
+    for (flags, named) in [
+        ("memory --optimizer sgd", "optim.kind"),
+        ("memory --world-size 0", "memory.world_sizes"),
+    ] {
+        let output = mlp(&folder, flags);
+        assert_eq!(output.status.code(), Some(2), "{flags}");
+        let said = err(&output);
+        let flag = flags.split_whitespace().nth(1).unwrap();
+        assert!(said.contains(named) || said.contains(flag), "{said}");
+    }
+}

@@ -243,12 +243,6 @@ fn what_is_held_and_what_a_step_comes_to_are_as_predicted() {
                         ("step", report.peak.step, peak.step),
                     ];
                     for (phase, predicted, measured) in pairs {
-                        if std::env::var_os("SHOW").is_some() {
-                            println!(
-                                "{what}, {phase}: {predicted} {measured} {}",
-                                measured as i64 - predicted as i64
-                            );
-                        }
                         agree(&format!("{what}, {phase}"), predicted, measured, world);
                     }
                 }
