@@ -47,14 +47,3 @@ pub fn optimizer(optim: &Optim) -> ModuleOptimizer {
             .init(),
     }
 }
-
-impl OptimizerKind {
-    /// Numbers that it keeps for each weight.
-    pub(crate) fn numbers_kept(self) -> usize {
-        match self {
-            Self::Sgd => 0,
-            Self::Momentum => 1,
-            Self::Adam | Self::AdamW => 2,
-        }
-    }
-}

@@ -12,7 +12,7 @@ use zero::Memory;
 
 use crate::moved::{KINDS, Moved};
 use crate::step_log::{StepInfo, StepLog};
-use crate::trainer::{Held, Trainer};
+use crate::trainer::Trainer;
 use crate::weights::weights_hash;
 use crate::{Error, Recording, Task};
 
@@ -149,7 +149,7 @@ fn run_rank(
     let mut model = Trainer::new(task, stage, &device, communicator)?;
     let before = Moved::of(&model.stats()?);
     let mut tested = Moved::default();
-    let mut held = Held::default();
+    let mut held = None;
     let (mut skipped, mut non_finite) = (0, BTreeSet::new());
     let mut tally = Tally::default();
     let mut last = None;
@@ -165,7 +165,7 @@ fn run_rank(
         })?;
         let computed = started.elapsed();
         if step == task.steps() {
-            held = model.held()?;
+            held = Some(model.held()?);
         }
         let started = Instant::now();
         model.step(lr)?;
@@ -203,7 +203,9 @@ fn run_rank(
         }
     }
     let moved = Moved::of(&model.stats()?) - before - tested;
-    held.counted.state = model.held()?.counted.state;
+    let now = model.held()?;
+    let mut held = held.unwrap_or_else(|| now.clone());
+    held.measured.state = now.measured.state;
     let sent = KINDS.iter().zip(moved.0);
     let sent = sent.filter(|(_, row)| row.bytes_sent > 0);
     let report = TrainReport {
@@ -214,7 +216,7 @@ fn run_rank(
         sent: sent
             .map(|(kind, row)| (kind.name(), row.bytes_sent))
             .collect(),
-        held: held.counted,
+        held: held.measured,
         held_formula: held.predicted,
         algorithms: model.last_step().algorithms(),
         skipped,

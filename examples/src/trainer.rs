@@ -1,14 +1,14 @@
 //! What a rank trains with: ddp and an optimizer of its own, or a part of one, by a stage of ZeRO.
 //! The loops around it need not know which.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use collectives::{Communicator, Stats};
 use ddp::{Batch, BucketPlan, DistributedDataParallel, StepRecord};
-use zero::{Memory, Result, ShardedDataParallel, Stage, ZeroConfig};
+use zero::{MemoryReport, Result, ShardedDataParallel, Stage, ZeroConfig};
 
-use crate::{Mlp, OptimizerKind, Task, optimizer};
+use crate::{Mlp, Task, optimizer};
 
 /// One rank's model and optimizer.
 pub(crate) enum Trainer {
@@ -21,18 +21,8 @@ pub(crate) enum Trainer {
 pub(crate) struct Whole {
     model: DistributedDataParallel<Mlp>,
     optimizer: ModuleOptimizer,
-    kind: OptimizerKind,
     /// Of the last pass.
     gradients: Option<GradientsParams>,
-}
-
-/// What a rank holds between a backward pass and its step.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Held {
-    pub(crate) predicted: Memory,
-    pub(crate) counted: Memory,
-    /// Buckets that a backward pass holds beside that at most, by formula.
-    pub(crate) in_flight: usize,
 }
 
 impl Trainer {
@@ -49,7 +39,6 @@ impl Trainer {
             None => Self::Whole(Box::new(Whole {
                 model: settings.ddp.init(model, communicator)?,
                 optimizer,
-                kind: settings.optim.kind,
                 gradients: None,
             })),
             Some(stage) => {
@@ -155,54 +144,14 @@ impl Trainer {
         }
     }
 
-    /// What is held now. Of ddp the tails of its buckets are left out.
-    pub(crate) fn held(&self) -> Result<Held> {
-        let whole = match self {
-            Self::Whole(whole) => whole,
-            Self::Sharded(model) => {
-                let report = model.memory_report()?;
-                return Ok(Held {
-                    predicted: report.predicted,
-                    counted: report.measured,
-                    in_flight: report.in_flight(),
-                });
+    /// What is held now, and what a step comes to.
+    pub(crate) fn held(&self) -> Result<MemoryReport> {
+        match self {
+            Self::Whole(whole) => {
+                let gradients = whole.gradients.as_ref();
+                MemoryReport::of_ddp(&whole.model, &whole.optimizer, gradients)
             }
-        };
-        let mut bytes = Bytes {
-            gradients: whole.gradients.as_ref(),
-            counted: Memory::default(),
-        };
-        whole.model.module().visit(&mut bytes);
-        let plan = whole.model.plan();
-        let of_bucket = |bucket| plan.gradients_in(bucket) * plan.dtype(bucket).bytes();
-        let all: usize = (0..plan.len()).map(of_bucket).sum();
-        Ok(Held {
-            predicted: Memory {
-                parameters: all,
-                gradients: all,
-                state: all * whole.kind.numbers_kept(),
-            },
-            counted: Memory {
-                state: zero::state_bytes(&whole.optimizer)?,
-                ..bytes.counted
-            },
-            in_flight: 0,
-        })
-    }
-}
-
-/// Counts the bytes of parameters and of their gradients.
-struct Bytes<'a> {
-    gradients: Option<&'a GradientsParams>,
-    counted: Memory,
-}
-
-impl ModuleVisitor for Bytes<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let bytes =
-            |tensor: &Tensor<D>| tensor.dims().iter().product::<usize>() * tensor.dtype().size();
-        self.counted.parameters += bytes(&param.base());
-        let gradient = self.gradients.and_then(|all| all.get::<D>(param.id));
-        self.counted.gradients += gradient.as_ref().map_or(0, bytes);
+            Self::Sharded(model) => model.memory_report(),
+        }
     }
 }

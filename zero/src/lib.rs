@@ -57,4 +57,3 @@ pub use config::{Stage, ZeroConfig};
 pub use error::{Error, Result};
 pub use memory::{Memory, MemoryReport, Peak, memory_table};
 pub use sharded::ShardedDataParallel;
-pub use state::state_bytes;

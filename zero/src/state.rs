@@ -21,26 +21,6 @@ impl State {
     }
 }
 
-/// Bytes of the tensors that `optimizer` keeps, whole or of pieces.
-///
-/// ```
-/// let optimizer = burn::optim::AdamConfig::new().init();
-/// // It keeps nothing before its first step.
-/// assert_eq!(zero::state_bytes(&optimizer)?, 0);
-/// # Ok::<(), zero::Error>(())
-/// ```
-///
-/// # Errors
-///
-/// [`Error::Record`], if Burn's record of the optimizer is not what it was.
-///
-/// # Cost
-///
-/// A copy of the state.
-pub fn state_bytes(optimizer: &ModuleOptimizer) -> Result<usize> {
-    Ok(of(optimizer)?.values().map(State::bytes).sum())
-}
-
 /// The state of every parameter that has any, by its id. It is copied.
 pub(crate) fn of(optimizer: &ModuleOptimizer) -> Result<BTreeMap<u64, State>> {
     let unreadable = |error: &dyn std::fmt::Display| Error::Record(error.to_string());

@@ -3,12 +3,13 @@
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use collectives::{Communicator, Place, launch};
+use zero::MemoryReport;
 
 use super::Fault;
 use super::mode::Way;
 use super::traffic::Expected;
 use crate::moved::Moved;
-use crate::trainer::{Held, Trainer};
+use crate::trainer::Trainer;
 use crate::weights::{Weights, flip_last_bit, parameter_hashes, weights_hash};
 use crate::{Error, Task, optimizer};
 
@@ -35,7 +36,7 @@ pub(super) struct RankRun {
     pub(super) expected: Option<Expected>,
     /// What it held between the last backward pass and its step, with the optimizer's state as the
     /// step left it; None if nothing was reduced, or the step left out.
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<MemoryReport>,
     /// The algorithms that carried them out.
     pub(super) algorithms: Vec<String>,
     /// Share of communication that lay inside the backward pass, mean over
@@ -136,7 +137,7 @@ fn run_rank(
         }
     }
     if let Some(held) = &mut held {
-        held.counted.state = model.held()?.counted.state;
+        held.measured.state = model.held()?.measured.state;
     }
     // Of gradients that are no numbers ddp gives none.
     held = held.filter(|_| !model.last_step().skipped);

@@ -3,14 +3,13 @@
 use collectives::{Algorithm, Choice};
 use ddp::Hook;
 use serde::Serialize;
-use zero::{Memory, Stage};
+use zero::{Memory, MemoryReport, Stage};
 
 use super::Mode;
 use super::mode::Way;
 use super::ranks::RankRun;
 use super::single::Reference;
 use super::traffic::{self, Traffic};
-use crate::trainer::Held;
 use crate::{Precision, Task};
 
 /// Right or wrong.
@@ -62,8 +61,8 @@ pub struct ModeReport {
     pub held_bytes: usize,
     /// What they are by formula.
     pub held_formula: usize,
-    /// By formula, the most that a backward pass holds of these and of buckets that are filling, under
-    /// way or gathered.
+    /// By formula, the most that a step comes to: these, buckets that fill, are under way or are gathered,
+    /// and what Burn forms a gradient and a new value in.
     pub peak_formula: usize,
     /// Share of communication time inside the backward pass, 0 to 1: mean over
     /// steps and ranks. None for the single process.
@@ -132,7 +131,7 @@ pub(super) fn of_ranks(
     let busiest = runs.iter().max_by_key(|run| run.moved.total().bytes_sent);
     let busiest = busiest.expect("a world has a rank").moved.total();
     let (traffic, wrong_traffic) = traffic::of_ranks(task, way, runs);
-    let most = |of: fn(&Held) -> usize| {
+    let most = |of: fn(&MemoryReport) -> usize| {
         let held = runs.iter().filter_map(|run| run.held.as_ref());
         held.map(of).max().unwrap_or(0)
     };
@@ -163,9 +162,9 @@ pub(super) fn of_ranks(
         bytes_per_rank: busiest.bytes_sent,
         bytes_formula: busiest.predicted_sent,
         traffic,
-        held_bytes: most(|held| held.counted.total()),
+        held_bytes: most(|held| held.measured.total()),
         held_formula: most(|held| held.predicted.total()),
-        peak_formula: most(|held| held.predicted.total() + held.in_flight),
+        peak_formula: most(|held| held.peak.most()),
         // One rank alone has nothing to hide.
         hidden: (runs.len() > 1)
             .then(|| runs.iter().map(|run| run.hidden).sum::<f64>() / runs.len() as f64),
@@ -295,8 +294,8 @@ fn wrong_memory(runs: &[RankRun]) -> Option<String> {
             parameters,
             gradients,
             state,
-        } = held.counted;
-        (held.counted != held.predicted).then(|| {
+        } = held.measured;
+        (held.measured != held.predicted).then(|| {
             format!(
                 "rank {rank} held {parameters} + {gradients} + {state} bytes of parameters, gradients \
                  and optimizer's state, by formula {} + {} + {}",
