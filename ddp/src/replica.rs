@@ -524,11 +524,16 @@ impl<M: Module> Replica<M> {
     ///
     /// # Errors
     ///
-    /// That of `change`, with which the module is lost.
+    /// That of `change`, after which the module is what it was and nothing trains it.
     pub fn load(&mut self, change: impl FnOnce(M, &Slots, &CommStream) -> Result<M>) -> Result<()> {
         // What the last forward pass left in the layers would come over what is loaded.
         drop(self.module.as_ref().map(M::valid));
-        self.rewrite(change)?;
+        let kept = self.module.clone();
+        if let Err(error) = self.rewrite(change) {
+            // What is lost to training can still be looked at.
+            self.module = self.module.take().or(kept);
+            return Err(error);
+        }
         self.running_state = buffers::collect(self.module(), Which::Running);
         Ok(())
     }

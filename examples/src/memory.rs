@@ -65,7 +65,8 @@ pub(crate) fn constants(world: usize) -> usize {
 
 impl RankMemory {
     /// What was counted unlike the prediction: its name, the prediction and the count. 1 % and the
-    /// constants may lie between them.
+    /// constants may lie between them; a peak may be lower, where what is predicted together does not
+    /// come together.
     pub fn wrong(&self, world: usize) -> Vec<(&'static str, usize, usize)> {
         let MemoryReport {
             predicted,
@@ -81,16 +82,20 @@ impl RankMemory {
         exact.retain(|(_, predicted, measured)| predicted != measured);
         let counted = self.counted.iter().flat_map(|counted| {
             [
-                ("held", predicted.total(), counted.held),
-                ("forward peak", peak.forward, counted.peak.forward),
-                ("backward peak", peak.backward, counted.peak.backward),
-                ("step peak", peak.step, counted.peak.step),
+                ("held", predicted.total(), counted.held, false),
+                ("forward peak", peak.forward, counted.peak.forward, true),
+                ("backward peak", peak.backward, counted.peak.backward, true),
+                ("step peak", peak.step, counted.peak.step, true),
             ]
         });
-        let far = |(_, predicted, counted): &(&str, usize, usize)| {
-            counted.abs_diff(*predicted) > predicted / 100 + constants(world)
-        };
-        exact.extend(counted.filter(far));
+        let far = counted.filter(|&(_, predicted, counted, may_be_less)| {
+            let off = match may_be_less {
+                true => counted.saturating_sub(predicted),
+                false => counted.abs_diff(predicted),
+            };
+            off > predicted / 100 + constants(world)
+        });
+        exact.extend(far.map(|(what, predicted, counted, _)| (what, predicted, counted)));
         exact
     }
 }

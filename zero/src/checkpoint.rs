@@ -164,6 +164,10 @@ impl Own {
             }
             let scalars = self.scalars.clone().into_iter().collect();
             let aside = beside(path);
+            // The writer makes files for their owner alone; what others may do is as for any new file.
+            let readable = File::create(&aside)
+                .and_then(|file| file.metadata())
+                .map(|data| data.permissions());
             let written = safetensors::serialize_to_file(entries, Some(scalars), &aside)
                 .map_err(|error| error.to_string());
             // What is only partly there must not take the place of what was there before.
@@ -175,6 +179,8 @@ impl Own {
                 return Err(error.into());
             }
             let written = written.and_then(|()| {
+                let opened = readable.and_then(|rights| fs::set_permissions(&aside, rights));
+                opened.map_err(|error| error.to_string())?;
                 fs::rename(&aside, path).map_err(|error| {
                     drop(fs::remove_file(&aside));
                     error.to_string()
@@ -303,7 +309,7 @@ impl Saved {
             }
             saved.state_can_be_restored()?;
             for (slot, kept) in kept.iter().enumerate() {
-                saved.is_of_such_an_optimizer(slots.name(slot), kept)?;
+                saved.is_of_such_an_optimizer(slot, slots, kept)?;
             }
             let mut untrained = Untrained {
                 slots,
@@ -317,6 +323,7 @@ impl Saved {
                     saved.fits(path, dtype, data.shape())?;
                 }
             }
+            saved.has_nothing_else(slots, &untrained.found)?;
             Ok(saved)
         });
         agree(path, own, stream)
@@ -362,7 +369,13 @@ impl Saved {
     }
 
     /// Whether what was kept of a parameter, if anything, is what the optimizer here keeps of it.
-    fn is_of_such_an_optimizer(&self, path: &str, kept: &Kept) -> Result<(), String> {
+    fn is_of_such_an_optimizer(
+        &self,
+        slot: usize,
+        slots: &Slots,
+        kept: &Kept,
+    ) -> Result<(), String> {
+        let path = slots.name(slot);
         let prefix = format!("optimizer.{path}.");
         let tensors = self.metadata.offset_keys();
         let numbers = self
@@ -375,7 +388,7 @@ impl Saved {
         let saved = names.filter_map(|name| name.strip_prefix(&prefix));
         let saved: BTreeSet<String> = saved.map(str::to_owned).collect();
         if saved.is_empty() || saved == kept.names {
-            return Ok(());
+            return self.state_is_whole(&prefix, slots.dims(slot));
         }
         let list = |names: &BTreeSet<String>| match names.is_empty() {
             true => "nothing".to_owned(),
@@ -386,6 +399,70 @@ impl Saved {
             list(&saved),
             list(&kept.names)
         ))
+    }
+
+    /// Whether what lies under `prefix` is of the shape of its parameter. Burn panics at a number that
+    /// says otherwise.
+    fn state_is_whole(&self, prefix: &str, dims: &[usize]) -> Result<(), String> {
+        for name in self
+            .metadata
+            .offset_keys()
+            .iter()
+            .filter(|name| name.starts_with(prefix))
+        {
+            if let Some(info) = self.metadata.info(name) {
+                let is_real = matches!(info.dtype, Dtype::F32 | Dtype::F64);
+                if !is_real || info.shape != dims {
+                    let found = format!("{:?} {:?}", info.dtype, info.shape);
+                    return Err(format!(
+                        "{name} is {found}, and should be F32 or F64 {dims:?}"
+                    ));
+                }
+            }
+        }
+        for (name, json) in self.metadata.metadata().iter().flatten() {
+            if name.starts_with(prefix) {
+                let number: Result<Scalar, _> = serde_json::from_str(json);
+                let count = number.ok().and_then(|number| match number {
+                    Scalar::Int(number) => u64::try_from(number).ok(),
+                    Scalar::UInt(number) => Some(number),
+                    Scalar::Float(_) | Scalar::Bool(_) => None,
+                });
+                let is_rank = name.ends_with("__rank");
+                if count.is_none() || (is_rank && count != Some(dims.len() as u64)) {
+                    return Err(format!("{name} is {json}, which no optimizer keeps"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all of the file has its place here.
+    fn has_nothing_else(
+        &self,
+        slots: &Slots,
+        untrained: &BTreeMap<String, TensorData>,
+    ) -> Result<(), String> {
+        let paths: BTreeSet<&str> = (0..slots.len()).map(|slot| slots.name(slot)).collect();
+        let is_known = |name: &str| {
+            let parameter = name.strip_prefix("model.").map(|path| paths.contains(path));
+            let state = name.strip_prefix("optimizer.").map(|state| {
+                let is_end = |(at, _): &(usize, _)| paths.contains(&state[..*at]);
+                state.match_indices('.').any(|end| is_end(&end))
+            });
+            untrained.contains_key(name) || parameter == Some(true) || state == Some(true)
+        };
+        match self
+            .metadata
+            .offset_keys()
+            .iter()
+            .find(|name| !is_known(name))
+        {
+            None => Ok(()),
+            Some(name) => Err(format!(
+                "it has {name}, for which there is no place in the module"
+            )),
+        }
     }
 
     /// Burn 0.22.1 makes state anew in the device's default type, whatever it is saved in: moments of

@@ -148,7 +148,8 @@ impl ZeroConfig {
 /// the same way through the model, and validation on all of them. Ranks that do not are told so by an
 /// error, in the next [`backward`](Self::backward). Whether and when calls overlap orders them, so here
 /// `overlap`, `comm_thread` and `rung_stride` are the same on all ranks. Clones of the module see the
-/// values of the present, and `base()` sees none.
+/// values of the present, and `base()` sees none: nor do Burn's recorders, which write zeros for them. Use
+/// [`save`](Self::save), or [`into_module`](Self::into_module).
 pub struct ShardedDataParallel<M: Module> {
     stage: Stage,
     replica: Replica<M>,

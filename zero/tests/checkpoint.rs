@@ -199,6 +199,87 @@ fn state_of_another_optimizer_is_refused_and_names_what_that_one_kept() {
     });
 }
 
+/// Puts `new`, as long as `old`, over the first `old` after `name` in the file.
+fn spoil(place: &Place, name: &str, old: &str, new: &str) {
+    let find = |bytes: &[u8], text: &str| {
+        let mut windows = bytes.windows(text.len());
+        windows
+            .position(|window| window == text.as_bytes())
+            .unwrap()
+    };
+    let mut bytes = fs::read(&place.0).unwrap();
+    let start = find(&bytes, name);
+    let at = start + find(&bytes[start..], old);
+    bytes[at..at + old.len()].copy_from_slice(new.as_bytes());
+    fs::write(&place.0, bytes).unwrap();
+}
+
+#[test]
+fn state_of_another_shape_or_type_is_refused_before_anything_changes() {
+    let moment = "layers.0.weight.momentum.moment_2";
+    let (time, rank) = ("layers.0.weight.momentum.time", "layers.0.weight.__rank");
+    let spoilt = [
+        (moment, "[6,16]", "[16,6]", "[6, 16]"),
+        (moment, "\"F32\"", "\"I32\"", "I32"),
+        (moment, "\"F32\"", "\"F16\"", "F16"),
+        (time, ":2}", ":x}", "time"),
+        (rank, ":2}", ":7}", "__rank"),
+    ];
+    for (at, (name, old, new, said)) in spoilt.into_iter().enumerate() {
+        let place = Place::new(&format!("spoilt-{at}"));
+        agree(2, |communicator| {
+            let mut model = init(Stage::Two, communicator)?;
+            train(&mut model, 0..2)?;
+            model.save(&place.0)
+        });
+        spoil(&place, name, old, new);
+        agree(2, |communicator| {
+            let mut model = init(Stage::Two, communicator)?;
+            let before = seen(model.module());
+            let error = model.load(&place.0).unwrap_err().to_string();
+            assert!(error.contains(said), "{said} in {error}");
+            assert_eq!(seen(model.module()), before);
+            train(&mut model, 0..1)
+        });
+    }
+}
+
+#[test]
+fn a_file_of_a_longer_model_is_refused() {
+    let place = Place::new("longer");
+    let wrap = |sizes: &[usize], communicator| {
+        let optimizer = AdamConfig::new().init();
+        ZeroConfig::new(Stage::Two).init(Mlp::new(sizes, DType::F32), optimizer, communicator)
+    };
+    agree(2, |communicator| {
+        let mut model = wrap(&[6, 16, 3, 3], communicator)?;
+        train(&mut model, 0..1)?;
+        model.save(&place.0)
+    });
+    agree(2, |communicator| {
+        let mut model = wrap(&[6, 16, 3], communicator)?;
+        let error = model.load(&place.0).unwrap_err().to_string();
+        assert!(
+            error.contains("no place") && error.contains("layers.2."),
+            "{error}"
+        );
+        train(&mut model, 0..1)
+    });
+}
+
+#[cfg(unix)]
+#[test]
+fn others_may_do_with_a_checkpoint_what_they_may_do_with_any_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let (place, plain) = (Place::new("rights"), Place::new("plain"));
+    fs::write(&plain.0, "").unwrap();
+    agree(2, |communicator| {
+        init(Stage::One, communicator)?.save(&place.0)
+    });
+    let mode = |place: &Place| fs::metadata(&place.0).unwrap().permissions().mode();
+    assert_eq!(mode(&place), mode(&plain));
+}
+
 /// One step of a layer that keeps running state; with a NaN on rank 0 it is left out.
 fn norm_step(model: &mut ShardedDataParallel<BatchNorm>, salt: usize, bad: bool) -> Result<()> {
     let mut rows: Vec<f64> = (0..12).map(|at| noise(salt, at)).collect();

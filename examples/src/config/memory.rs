@@ -59,6 +59,11 @@ impl Settings {
                 "adam or adamw without weight decay: the peak of a step is that of their updates";
             return refused("optim.kind", format!("\"{kind}\""), what);
         }
+        if self.ddp.check_replicas_every > 0 {
+            let what = "0: at stage 3 no two ranks hold the same";
+            let every = self.ddp.check_replicas_every.to_string();
+            return refused("ddp.check_replicas_every", every, what);
+        }
         if self.ddp.micro_shards > 0 {
             let what = "0: partial sums come on top, as many as `partial_bytes` in the log says";
             return refused("ddp.micro_shards", self.ddp.micro_shards.to_string(), what);

@@ -530,6 +530,16 @@ impl Settings {
         Ok(())
     }
 
+    /// Of `usual` modes, those that these settings have not, since they cannot.
+    pub(crate) fn modes_left_out(&self, usual: &[String]) -> Vec<String> {
+        let left_out = |name: &&String| {
+            let mode: Result<Mode, _> = name.parse();
+            !self.compare.modes.contains(name)
+                && mode.is_ok_and(|mode| self.check_mode(&mode).is_err())
+        };
+        usual.iter().filter(left_out).cloned().collect()
+    }
+
     fn check_mode(&self, mode: &Mode) -> Result<(), ConfigError> {
         self.check_stage(mode.stage(), &self.world_sizes_of(mode))
     }

@@ -133,6 +133,13 @@ fn introduce(task: &Task, flags: &CompareFlags) {
         )),
     }
     announce_blocks(settings);
+    let left_out = settings.modes_left_out(&Settings::compare().compare.modes);
+    if !left_out.is_empty() {
+        let left_out = left_out.join(", ");
+        say(format_args!(
+            "left out, since these settings cannot have it: {left_out}"
+        ));
+    }
     let defaults = ddp::DdpConfig::default();
     say(format_args!(
         "buckets: the first up to {} MB, the others up to {} MB (usually {} and {})",

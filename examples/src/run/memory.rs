@@ -59,7 +59,7 @@ pub fn run_memory(flags: &MemoryFlags, count: CountAllocations) -> Result<bool, 
         let constants = constants(largest.copied().unwrap_or(1)) >> 10;
         say(match settings.memory.measure {
             true => format!(
-                "All is as predicted, within 1 % and constants of up to {constants} KiB a rank."
+                "All is as predicted, within 1 % and constants of up to {constants} KiB a rank; no peak is above its prediction."
             ),
             false => "What lies there is as predicted; nothing was counted.".to_owned(),
         });
