@@ -478,6 +478,11 @@ impl<'a> Lent<'a> {
 
 /// The reports of all ranks as a table, in MB of 2^20 bytes.
 ///
+/// `parameters`, `gradients`, `state` and their `total` are what lies there now. `predicted` is what that total
+/// should be between a backward pass and its step (after the step, gradients have gone). By formula too
+/// are `buckets` and `gathered`, the most that is under way beside it, and `peak`, the most that a step
+/// with Adam or AdamW comes to.
+///
 /// ```
 /// use zero::{Memory, MemoryReport, Peak, Stage};
 /// let held = Memory { parameters: 4 << 20, gradients: 2 << 20, state: 4 << 20 };

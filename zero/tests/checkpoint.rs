@@ -221,7 +221,8 @@ fn state_of_another_shape_or_type_is_refused_before_anything_changes() {
     let spoilt = [
         (moment, "[6,16]", "[16,6]", "[6, 16]"),
         (moment, "\"F32\"", "\"I32\"", "I32"),
-        (moment, "\"F32\"", "\"F16\"", "F16"),
+        // Half of the file has no tensor then.
+        (moment, "\"F32\"", "\"F16\"", "cut off"),
         (time, ":2}", ":x}", "time"),
         (rank, ":2}", ":7}", "__rank"),
     ];
@@ -333,7 +334,7 @@ fn running_state_that_is_loaded_stays_whatever_came_before_and_is_left_out_after
 }
 
 #[test]
-fn a_file_that_fails_while_it_is_read_is_told_to_every_rank_and_is_final() {
+fn a_number_that_no_optimizer_keeps_is_told_to_every_rank_and_nothing_is_lost() {
     let place = Place::new("spoilt");
     agree(3, |communicator| {
         let mut model = init(Stage::Two, communicator)?;
@@ -354,9 +355,7 @@ fn a_file_that_fails_while_it_is_read_is_told_to_every_rank_and_is_final() {
             let mut model = init(stage, communicator)?;
             let error = model.load(&place.0).unwrap_err();
             assert!(matches!(error, Error::Checkpoint { .. }), "{error}");
-            let after = model.load(&place.0).unwrap_err();
-            assert!(matches!(after, Error::Ddp(_)), "{after}");
-            Ok(())
+            train(&mut model, 0..1)
         });
     }
 }
